@@ -1,0 +1,1 @@
+"""What travels between the services: message classes, their codec, and the topics."""

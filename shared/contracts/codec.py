@@ -1,0 +1,116 @@
+"""The only encoder and decoder of messages: typed structs in front of MessagePack.
+
+`msgpack` writes and reads the bytes; `msgspec` validates. Bytes are data: no code is ever loaded.
+"""
+
+import hashlib
+from typing import Any, TypeVar
+
+import msgpack
+import msgspec
+
+from shared.contracts.messages import ALL_MESSAGES, Message
+from shared.errors import ContractError, FutureVersion
+
+CONTENT_TYPE = "application/msgpack"
+
+M = TypeVar("M", bound=Message)
+
+_BY_TYPE: dict[str, type[Message]] = {
+    str(cls.__struct_config__.tag): cls for cls in ALL_MESSAGES
+}
+
+
+def mint_request_id(query_id: str, stage: str, iteration: int, sibling: int) -> str:
+    """Return the id of a call: the same inputs give the same id, also after a restart.
+
+    Args:
+        query_id: The query.
+        stage: Stage name.
+        iteration: Occurrence of the stage, >= 0.
+        sibling: Index among parallel calls, >= 0.
+
+    Returns:
+        32 hexadecimal digits.
+    """
+    parts = (query_id, stage, str(iteration), str(sibling))
+    return hashlib.blake2b("\x1f".join(parts).encode(), digest_size=16).hexdigest()
+
+
+def encode(message: Message) -> bytes:
+    """Return the bytes of a message."""
+    packed = msgpack.packb(msgspec.to_builtins(message, builtin_types=(bytes,)))
+    return bytes(packed)
+
+
+def headers_for(message: Message, traceparent: str | None = None) -> tuple[tuple[str, bytes], ...]:
+    """Return the record headers that accompany a message.
+
+    Args:
+        message: The message to be published.
+        traceparent: W3C trace context to carry on, when there is one.
+    """
+    headers = [
+        ("content-type", CONTENT_TYPE.encode()),
+        ("type", str(type(message).__struct_config__.tag).encode()),
+        ("version", str(message.version).encode()),
+    ]
+    if traceparent:
+        headers.append(("traceparent", traceparent.encode()))
+    return tuple(headers)
+
+
+def _unpack(raw: bytes) -> dict[str, Any]:
+    try:
+        value = msgpack.unpackb(raw, strict_map_key=True)
+    except Exception as exc:  # msgpack raises a dozen unrelated classes on hostile bytes
+        msg = f"not MessagePack: {type(exc).__name__}"
+        raise ContractError(msg) from exc
+    if not isinstance(value, dict):
+        msg = f"a message is a map, this is a {type(value).__name__}"
+        raise ContractError(msg)
+    return value
+
+
+def _readable_request_id(fields: dict[str, Any]) -> str | None:
+    nested = fields.get("request")
+    candidate = fields.get("request_id")
+    if candidate is None and isinstance(nested, dict):
+        candidate = nested.get("request_id")
+    if isinstance(candidate, str) and 0 < len(candidate) <= 128:
+        return candidate
+    return None
+
+
+def decode_any(raw: bytes, *allowed: type[M]) -> M:
+    """Return the message in `raw`, which must be of one of the allowed classes.
+
+    Args:
+        raw: Record value.
+        *allowed: Message classes that are expected here.
+
+    Raises:
+        FutureVersion: The message was written by a newer release.
+        ContractError: It is not a valid message of an allowed type; `request_id` is set when it
+            could still be read.
+    """
+    fields = _unpack(raw)
+    request_id = _readable_request_id(fields)
+    cls = _BY_TYPE.get(str(fields.get("type")))
+    if cls is None or cls not in allowed:
+        names = ", ".join(sorted(str(c.__struct_config__.tag) for c in allowed))
+        msg = f"type {str(fields.get('type'))[:64]!r} where {names} is expected"
+        raise ContractError(msg, request_id=request_id)
+    version = fields.get("version", 1)
+    if isinstance(version, int) and version > cls.CURRENT_VERSION:
+        msg = f"version {version}; this release reads up to {cls.CURRENT_VERSION}"
+        raise FutureVersion(msg, request_id=request_id)
+    try:
+        return msgspec.convert(fields, cls)  # type: ignore[return-value]
+    except (msgspec.ValidationError, RecursionError) as exc:
+        raise ContractError(str(exc), request_id=request_id) from exc
+
+
+def decode(raw: bytes, cls: type[M]) -> M:
+    """Return the message of class `cls` in `raw`; see `decode_any`."""
+    return decode_any(raw, cls)

@@ -1,0 +1,68 @@
+"""Instances: what is known of an engine replica before it runs, and how fast it is.
+
+An *instance* is one engine replica serving one model. `LatencyModel` is its speed in six numbers;
+`InstanceSpec` is its static description, as a fleet file or a worker's settings declare it.
+
+Source of the linear form: one vLLM iteration reads the weights once (memory bound), reads the KV
+cache of every running sequence, and does arithmetic for every token it processes. See Vidur
+(arXiv 2405.05465) and Sarathi-Serve (arXiv 2403.02310) for the same decomposition.
+"""
+
+import msgspec
+
+
+class LatencyModel(msgspec.Struct, frozen=True, kw_only=True):
+    """Linear iteration-time model of one instance. All coefficients >= 0, in seconds.
+
+    One iteration that processes `p` prefill tokens and `b` decoding sequences holding `k` KV
+    tokens in total takes
+    `overhead_s + max(weights_s, p * prefill_s_per_token) + b * seq_s + k * kv_s_per_token`.
+
+    Attributes:
+        overhead_s: Fixed cost of an iteration outside the model, seconds.
+        weights_s: Time to stream the weights once: the floor of any iteration, seconds.
+        prefill_s_per_token: Compute time of one prompt token, seconds.
+        seq_s: Extra time for each decoding sequence in the batch, seconds.
+        kv_s_per_token: Extra time for each KV token read, seconds.
+        chunk_waste_tokens: Prompt tokens' worth of time lost at each prefill chunk, tokens.
+    """
+
+    prefill_s_per_token: float
+    weights_s: float
+    overhead_s: float = 0.0
+    seq_s: float = 0.0
+    kv_s_per_token: float = 0.0
+    chunk_waste_tokens: int = 0
+
+
+class InstanceSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """One instance of a fleet, as declared.
+
+    Attributes:
+        instance_id: Unique name; letters, digits, `.`, `_`, `-`; at most 64 characters.
+        gpu: Hardware label for people and reports (A100, L40S, ...).
+        model: Name of the model it serves; calls name it too. The pool of equal models is the
+            set that α and β are computed over.
+        adapters: LoRA adapters it offers besides the base model.
+        features: Optional abilities (`tools`, `structured_output`).
+        max_context_tokens: Longest prompt plus output it accepts, tokens.
+        max_num_seqs: Most sequences the engine batches, calls.
+        max_batched_tokens: Token budget of one iteration (vLLM's `max_num_batched_tokens`), tokens.
+        kv_tokens: KV-cache capacity, tokens.
+        block_tokens: KV block size, tokens.
+        prefix_caching: Whether the engine reuses cached prefixes.
+        latency: Its speed.
+    """
+
+    instance_id: str
+    gpu: str
+    model: str = "default"
+    adapters: tuple[str, ...] = ()
+    features: tuple[str, ...] = ()
+    max_context_tokens: int = 32_768
+    max_num_seqs: int = 64
+    max_batched_tokens: int = 2_048
+    kv_tokens: int = 95_000
+    block_tokens: int = 16
+    prefix_caching: bool = True
+    latency: LatencyModel

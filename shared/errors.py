@@ -1,0 +1,159 @@
+"""The error tree.
+
+    MeshError
+    ├── ConfigError          the user must change a setting or a file; exit code 2
+    ├── ContractError        a message that cannot be read; dead-letter, never retry
+    │   └── FutureVersion    written by a newer release than this one
+    ├── TransientError       the same attempt may succeed later
+    │   ├── BrokerUnavailable
+    │   └── StateUnavailable
+    ├── UnknownTopic         a topic that was never created, or was deleted
+    ├── StaleAssignment      a partition that belongs to another member by now
+    ├── Fenced               a newer life of the same owner has begun
+    ├── RejectedError        refused before it was queued
+    │   ├── InvalidCall
+    │   ├── NoEligibleInstance
+    │   ├── TooLarge
+    │   └── QueueFull
+    ├── EvictedError         given up after it was queued
+    │   └── DeadlinePassed
+    └── EngineError
+        ├── GenerationFailed   this call failed; the engine lives; try elsewhere
+        └── EngineDead         the engine is gone; the worker must exit
+
+Every class has a constant `reason`: a low-cardinality word used in outcomes, metrics and dead
+letters. Ids and places are attributes or part of the message, never part of `reason`.
+Adapters translate the errors of their client library at the boundary (`raise ... from exc`).
+"""
+
+from typing import ClassVar
+
+
+class MeshError(Exception):
+    """Root of everything hexflow raises on purpose."""
+
+    reason: ClassVar[str] = "error"
+
+
+class ConfigError(MeshError):
+    """A setting, file or argument the user has to change; the message says how."""
+
+    reason = "config"
+
+
+class ContractError(MeshError):
+    """Bytes that are no valid message of the type expected.
+
+    Args:
+        detail: What is wrong, with the path of the field when one is known.
+        request_id: The call's id when it could still be read, else None.
+    """
+
+    reason = "undecodable"
+
+    def __init__(self, detail: str, *, request_id: str | None = None) -> None:
+        super().__init__(detail)
+        self.detail = detail
+        self.request_id = request_id
+
+
+class FutureVersion(ContractError):
+    """A message of a version this release does not know."""
+
+    reason = "future_version"
+
+
+class TransientError(MeshError):
+    """Something that may work when tried again."""
+
+    reason = "transient"
+
+
+class BrokerUnavailable(TransientError):
+    """The message broker does not answer."""
+
+    reason = "broker_unavailable"
+
+
+class StateUnavailable(TransientError):
+    """The state store does not answer."""
+
+    reason = "state_unavailable"
+
+
+class UnknownTopic(MeshError):
+    """The topic or partition does not exist; `hexflow topics` creates the mesh's own."""
+
+    reason = "unknown_topic"
+
+
+class StaleAssignment(MeshError):
+    """A partition has moved to another member of the group; its work here is void."""
+
+    reason = "stale_assignment"
+
+
+class Fenced(MeshError):
+    """A newer life of the same owner has begun; this one must drop its work."""
+
+    reason = "fenced"
+
+
+class RejectedError(MeshError):
+    """Refused before it was queued; the caller learns why at once."""
+
+    reason = "rejected"
+
+
+class InvalidCall(RejectedError):
+    """A readable message that asks for something impossible."""
+
+    reason = "invalid_call"
+
+
+class NoEligibleInstance(RejectedError):
+    """No live instance offers the call's model and needs."""
+
+    reason = "no_eligible_instance"
+
+
+class TooLarge(RejectedError):
+    """The message is above the largest size the mesh carries."""
+
+    reason = "too_large"
+
+
+class QueueFull(RejectedError):
+    """A queue is at its bound."""
+
+    reason = "queue_full"
+
+
+class EvictedError(MeshError):
+    """Given up after it was queued."""
+
+    reason = "evicted"
+
+
+class DeadlinePassed(EvictedError):
+    """The query's deadline plus grace passed before the call could run."""
+
+    reason = "deadline_passed"
+
+
+class EngineError(MeshError):
+    """An inference engine failed."""
+
+    reason = "engine_error"
+
+
+class GenerationFailed(EngineError):
+    """One generation failed; the engine lives on."""
+
+    reason = "generation_failed"
+
+
+class EngineDead(EngineError):
+    """The engine is gone and will not come back inside this process."""
+
+    reason = "engine_dead"

@@ -1,0 +1,421 @@
+"""What the services need from the world, as protocols: Clock, Broker, UrgencySet, Engine.
+
+Each port has one contract suite in `tests/contract`, run on the embedded and on the real adapter.
+Adapters raise only the errors named here; client libraries' own errors never pass.
+"""
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Literal, Protocol
+
+import msgspec
+
+from shared.contracts.messages import BoundCall, Usage
+from shared.contracts.topics import TopicSpec
+from shared.domain.instance import InstanceSpec
+
+
+class Clock(Protocol):
+    """Time. Mesh seconds are wall seconds multiplied by the time scale (1 in production)."""
+
+    @property
+    def time_scale(self) -> float:
+        """Mesh seconds per wall second."""
+        ...
+
+    def now_s(self) -> float:
+        """Return the current instant on the mesh clock, seconds (compares across hosts)."""
+        ...
+
+    def wall_unix_s(self) -> float:
+        """Return this host's wall clock, Unix seconds (feeds append times and logs only)."""
+        ...
+
+    def monotonic_s(self) -> float:
+        """Return wall seconds on a clock that never jumps, for durations and time-outs."""
+        ...
+
+    def mesh_s(self, wall_unix_s: float) -> float:
+        """Return the mesh instant of a broker append time (Unix seconds)."""
+        ...
+
+    def observe_append(self, append_unix_s: float, sent_s: float, acked_s: float) -> None:
+        """Learn this host's offset from the broker's clock from one produce acknowledgement.
+
+        Args:
+            append_unix_s: Append time of the record, Unix seconds on the broker's clock.
+            sent_s: `monotonic_s()` when the record was sent.
+            acked_s: `monotonic_s()` when its acknowledgement arrived.
+        """
+        ...
+
+    async def sleep(self, mesh_seconds: float) -> None:
+        """Wait for a duration given in mesh seconds."""
+        ...
+
+    async def sleep_wall(self, seconds: float) -> None:
+        """Wait for a duration given in wall seconds (heartbeats, back-off)."""
+        ...
+
+
+class TopicPartition(msgspec.Struct, frozen=True, order=True):
+    """One partition of a topic (full name)."""
+
+    topic: str
+    partition: int
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True):
+    """One record as read from the broker.
+
+    Attributes:
+        tp: Where it is.
+        offset: Its offset.
+        append_unix_s: Broker's append time, Unix seconds.
+        key: Record key.
+        value: Record value; None is a tombstone on compacted topics.
+        headers: Record headers.
+    """
+
+    tp: TopicPartition
+    offset: int
+    append_unix_s: float
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[tuple[str, bytes], ...] = ()
+
+
+class Ack(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a published record ended up.
+
+    Attributes:
+        tp: Its partition.
+        offset: Its offset.
+        append_unix_s: Broker's append time, Unix seconds.
+    """
+
+    tp: TopicPartition
+    offset: int
+    append_unix_s: float
+
+
+class Committed(msgspec.Struct, frozen=True, kw_only=True):
+    """A committed position: the next offset to read and up to 4,096 bytes of metadata."""
+
+    offset: int
+    metadata: str = ""
+
+
+StartAt = Literal["committed", "beginning", "end"]
+RevokedHook = Callable[[Collection[TopicPartition]], Awaitable[None]]
+AssignedHook = Callable[[Collection[TopicPartition]], Awaitable[None]]
+
+
+class Consumer(Protocol):
+    """Reads records; single reader, never blocks its group while the caller works elsewhere."""
+
+    async def fetch(self, *, max_records: int = 500, timeout_s: float = 0.2) -> list[Record]:
+        """Return records in offset order per partition, at most `max_records`.
+
+        Waits up to `timeout_s` wall seconds for the first; an empty list means none came.
+
+        Raises:
+            BrokerUnavailable: The broker does not answer; call again later.
+        """
+        ...
+
+    def assignment(self) -> frozenset[TopicPartition]:
+        """Return the partitions read at present."""
+        ...
+
+    async def position(self, tp: TopicPartition) -> int:
+        """Return the offset of the next record that `fetch` will return for a partition."""
+        ...
+
+    async def end_offsets(self) -> dict[TopicPartition, int]:
+        """Return, for every assigned partition, the offset after its last record."""
+        ...
+
+    async def beginning_offsets(self) -> dict[TopicPartition, int]:
+        """Return the first available offset of every assigned partition."""
+        ...
+
+    async def committed(self, tp: TopicPartition) -> Committed | None:
+        """Return the group's committed position, or None when there is none."""
+        ...
+
+    async def commit(self, positions: Mapping[TopicPartition, Committed]) -> None:
+        """Commit positions for the group.
+
+        Raises:
+            BrokerUnavailable: Not committed; safe to repeat.
+            StaleAssignment: A partition is no longer ours (group consumers); drop its work.
+        """
+        ...
+
+    def seek(self, tp: TopicPartition, offset: int) -> None:
+        """Make `offset` the next one read; records already buffered are dropped."""
+        ...
+
+    def pause(self, *tps: TopicPartition) -> None:
+        """Stop returning records of these partitions; the group membership stays."""
+        ...
+
+    def resume(self, *tps: TopicPartition) -> None:
+        """Return records of these partitions again."""
+        ...
+
+
+class Broker(Protocol):
+    """Kafka, as far as the services rely on it."""
+
+    async def publish(
+        self,
+        topic: str,
+        value: bytes | None,
+        *,
+        key: bytes | None = None,
+        partition: int | None = None,
+        headers: Sequence[tuple[str, bytes]] = (),
+    ) -> Ack:
+        """Append one record; returns when it is acknowledged by all in-sync replicas.
+
+        Concurrent calls from one task order are appended in that order per partition. Without
+        `partition` the key chooses it as Kafka's default partitioner does (murmur2).
+
+        Raises:
+            TooLarge: Above the largest record size.
+            UnknownTopic: The topic or partition does not exist.
+            BrokerUnavailable: Not acknowledged in time. It may still be appended.
+        """
+        ...
+
+    def group_consumer(
+        self,
+        topics: Sequence[str],
+        group: str,
+        *,
+        on_assigned: AssignedHook | None = None,
+        on_revoked: RevokedHook | None = None,
+    ) -> AbstractAsyncContextManager[Consumer]:
+        """Read topics as a member of a group; partitions move between members.
+
+        Starts at the committed position, else at the beginning. `on_revoked` is awaited before a
+        partition moves on, `on_assigned` after it has arrived; neither may call `fetch`.
+        """
+        ...
+
+    def partition_consumer(
+        self,
+        partitions: Sequence[TopicPartition],
+        *,
+        start: StartAt,
+        group: str | None = None,
+    ) -> AbstractAsyncContextManager[Consumer]:
+        """Read fixed partitions; with `group`, positions can be committed under that id.
+
+        `start="committed"` begins at the group's position, else at the beginning.
+        """
+        ...
+
+    async def partitions_of(self, topic: str) -> int:
+        """Return the number of partitions of a topic.
+
+        Raises:
+            UnknownTopic: It does not exist.
+        """
+        ...
+
+    async def create_topics(self, specs: Sequence[TopicSpec]) -> list[str]:
+        """Create what is missing; returns the names created. Existing topics are left alone."""
+        ...
+
+    async def describe_topics(self) -> dict[str, TopicSpec]:
+        """Return every topic with its real partitions, retention and size limit."""
+        ...
+
+    async def delete_topics(self, names: Sequence[str]) -> None:
+        """Delete topics; missing ones are ignored."""
+        ...
+
+
+class Token(msgspec.Struct, frozen=True, order=True, array_like=True):
+    """Identifies one delivery of a call to one life of an owner: (epoch, offset, attempt).
+
+    It never comes from a Redis counter, so a wiped or rewound Redis cannot confuse it. A higher
+    token fences every lower one.
+    """
+
+    epoch: int
+    offset: int
+    attempt: int
+
+
+class QueueEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """One waiting call in an urgency set.
+
+    Attributes:
+        request_id: The call.
+        score: Queue position, smallest first; ties by `arrival`, then request_id.
+        arrival: Order of arrival (the offset on the instance's topic), >= 0.
+        token: Identifies this delivery.
+    """
+
+    request_id: str
+    score: float
+    arrival: int
+    token: Token
+
+
+class UrgencySet(Protocol):
+    """A bounded priority queue in the state store, kept by one owner.
+
+    Entries are waiting, parked (a retry that is due later; it keeps its score) or claimed. Every
+    method is one atomic step. Methods raise StateUnavailable when the store does not answer;
+    each is safe to repeat.
+    """
+
+    async def begin(self, epoch: int) -> None:
+        """Start a new life of the owner: entries of lower epochs are dropped and fenced.
+
+        Raises:
+            Fenced: A higher epoch has begun already.
+        """
+        ...
+
+    async def add(self, entries: Sequence[QueueEntry]) -> list[bool]:
+        """Add entries; per entry, whether it is new.
+
+        An entry already waiting, parked or claimed with the same or a higher token is left as
+        it is (so healing can add again what it is unsure of); a lower token is replaced.
+
+        Raises:
+            Fenced: The entry's epoch is below the owner's.
+        """
+        ...
+
+    async def claim(self, epoch: int, *, limit: int, now_s: float) -> list[QueueEntry]:
+        """Take up to `limit` entries, smallest score first, and mark them claimed.
+
+        Parked entries due by `now_s` become waiting first.
+
+        Raises:
+            Fenced: `epoch` is not the owner's current one.
+        """
+        ...
+
+    async def ack(self, request_id: str, token: Token) -> bool:
+        """Forget a claimed entry whose outcome is published; False when the token is stale."""
+        ...
+
+    async def park(self, request_id: str, token: Token, *, due_s: float) -> bool:
+        """Put a claimed entry aside until `due_s` (mesh clock) for a retry; its score stays."""
+        ...
+
+    async def release(self, request_id: str, token: Token) -> bool:
+        """Make a claimed entry waiting again at its old place."""
+        ...
+
+    async def remove(self, request_ids: Sequence[str]) -> list[str]:
+        """Remove waiting and parked entries; returns the ids removed (claimed ones stay)."""
+        ...
+
+    async def members(self) -> dict[str, Token]:
+        """Return every entry in any state."""
+        ...
+
+    async def waiting(self, *, limit: int) -> list[QueueEntry]:
+        """Return the first waiting entries in order, without claiming them."""
+        ...
+
+    async def sizes(self) -> tuple[int, int, int]:
+        """Return how many entries are (waiting, parked, claimed)."""
+        ...
+
+
+class StateStore(Protocol):
+    """The state store: urgency sets and capped streams of token chunks."""
+
+    def urgency_set(self, name: str) -> UrgencySet:
+        """Return the urgency set of an owner (an instance id)."""
+        ...
+
+    async def append_chunk(self, request_id: str, attempt: int, index: int, text: str) -> None:
+        """Append one chunk of streamed text to the call's capped stream (expires by itself)."""
+        ...
+
+    def chunks(
+        self, request_id: str, *, after: str = "0-0", timeout_s: float = 1.0
+    ) -> AsyncIterator[tuple[str, int, int, str]]:
+        """Yield (stream position, attempt, index, text) as they come; ends after a quiet time-out."""
+        ...
+
+    async def ping(self) -> float:
+        """Return the round-trip time, wall seconds."""
+        ...
+
+
+class FirstToken(msgspec.Struct, frozen=True):
+    """The engine produced a call's first token."""
+
+
+class Chunk(msgspec.Struct, frozen=True):
+    """A piece of generated text."""
+
+    text: str
+
+
+class Finished(msgspec.Struct, frozen=True, kw_only=True):
+    """A call is complete.
+
+    Attributes:
+        text: The whole generated text.
+        usage: Token counts by the engine.
+        finish_reason: `stop`, `length`, ...
+        message: Whole assistant message where the engine gives one.
+    """
+
+    text: str
+    usage: Usage
+    finish_reason: str = "stop"
+    message: dict[str, object] | None = None
+
+
+EngineEvent = FirstToken | Chunk | Finished
+
+
+class Engine(Protocol):
+    """One inference engine."""
+
+    @property
+    def spec(self) -> InstanceSpec:
+        """Return the instance's description with flags resolved by the engine."""
+        ...
+
+    def generate(self, call: BoundCall, engine_id: str) -> AsyncIterator[EngineEvent]:
+        """Run one call: FirstToken once, Chunks if the call streams, then Finished.
+
+        Closing the iterator early (or cancelling the task that reads it) aborts the generation
+        and frees its memory.
+
+        Args:
+            call: What to run.
+            engine_id: Unique per attempt: `request_id:attempt`.
+
+        Raises:
+            GenerationFailed: This call failed; others go on.
+            EngineDead: The engine is gone.
+        """
+        ...
+
+    def has_room_for(self, call: BoundCall) -> bool:
+        """Return whether the call would be batched now instead of waiting inside the engine."""
+        ...
+
+    def kv_used_tokens(self) -> int:
+        """Return the KV cache in use, tokens."""
+        ...
+
+    async def wait_dead(self) -> None:
+        """Return when the engine has died (never, while it lives)."""
+        ...
