@@ -347,7 +347,7 @@ class StateStore(Protocol):
     def chunks(
         self, request_id: str, *, after: str = "0-0", timeout_s: float = 1.0
     ) -> AsyncIterator[tuple[str, int, int, str]]:
-        """Yield (stream position, attempt, index, text) as they come; ends after a quiet time-out."""
+        """Yield (position, attempt, index, text) as they come; ends after a quiet time-out."""
         ...
 
     async def ping(self) -> float:

@@ -16,9 +16,7 @@ CONTENT_TYPE = "application/msgpack"
 
 M = TypeVar("M", bound=Message)
 
-_BY_TYPE: dict[str, type[Message]] = {
-    str(cls.__struct_config__.tag): cls for cls in ALL_MESSAGES
-}
+_BY_TYPE: dict[str, type[Message]] = {str(cls.__struct_config__.tag): cls for cls in ALL_MESSAGES}
 
 
 def mint_request_id(query_id: str, stage: str, iteration: int, sibling: int) -> str:
@@ -106,7 +104,7 @@ def decode_any(raw: bytes, *allowed: type[M]) -> M:
         msg = f"version {version}; this release reads up to {cls.CURRENT_VERSION}"
         raise FutureVersion(msg, request_id=request_id)
     try:
-        return msgspec.convert(fields, cls)  # type: ignore[return-value]
+        return msgspec.convert(fields, cls)
     except (msgspec.ValidationError, RecursionError) as exc:
         raise ContractError(str(exc), request_id=request_id) from exc
 

@@ -15,6 +15,7 @@ import msgspec
 from msgspec import Meta
 
 from shared.domain.instance import InstanceSpec
+from shared.domain.profile import WorkflowShape
 from shared.domain.trace import PrefixPart
 
 Id = Annotated[str, Meta(min_length=1, max_length=128)]
@@ -417,43 +418,20 @@ class AlphaUpdate(Message, frozen=True, kw_only=True, tag="alpha_update"):
     tuner_id: str = ""
 
 
-class StageEstimate(msgspec.Struct, frozen=True, kw_only=True):
-    """What is expected of one stage of a workflow.
-
-    Attributes:
-        input_tokens: Mean prompt length, tokens.
-        output_tokens: Mean output length of one call, tokens.
-        max_output_tokens: Mean of the longest output among a stage's siblings, tokens.
-        cached_tokens: Mean prompt tokens found cached on an instance that is warm, tokens.
-        siblings: Mean number of parallel calls.
-        num_seen: How many calls this rests on.
-    """
-
-    input_tokens: Annotated[float, Meta(ge=0)]
-    output_tokens: Annotated[float, Meta(ge=0)]
-    max_output_tokens: Annotated[float, Meta(ge=0)] = 0.0
-    cached_tokens: Annotated[float, Meta(ge=0)] = 0.0
-    siblings: Annotated[float, Meta(ge=0)] = 1.0
-    num_seen: Count = 0
-
-
 class WorkflowProfile(Message, frozen=True, kw_only=True, tag="workflow_profile"):
     """Learned shape of a workflow, on `control` (key: `profile/<workflow>`).
 
     Attributes:
-        workflow: Workflow name.
+        shape: What is expected of it.
         revision: Growing number.
-        stages: stage name -> what is expected of it.
-        remaining: `"<stage>/<iteration>"` -> stage name -> expected number of later occurrences
-            of that stage once this one runs; iterations above the last known use the last.
         at_s: When it was learned, mesh clock.
+        tuner_id: Who learned it.
     """
 
-    workflow: Name
+    shape: WorkflowShape
     revision: Count
-    stages: dict[str, StageEstimate]
-    remaining: dict[str, dict[str, float]] = {}
     at_s: Seconds = 0.0
+    tuner_id: str = ""
 
 
 class SpeedUpdate(Message, frozen=True, kw_only=True, tag="speed_update"):

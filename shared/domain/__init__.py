@@ -1,1 +1,4 @@
-"""Values of the field: workflows, queries, calls, instances, traces. Standard library and msgspec only."""
+"""Values of the field: workflows, queries, calls, instances, traces.
+
+Standard library and msgspec only.
+"""

@@ -1,7 +1,8 @@
 """Traces: recorded or generated workloads, as a tree of stages and calls.
 
 A `TraceQuery` is one user question: its stages form a chain (or a DAG through `parents`), the
-calls of one stage run in parallel. Token counts are what really happened, so a policy must never read `output_tokens`.
+calls of one stage run in parallel. Token counts are what really happened, so a policy must never
+read `output_tokens`.
 """
 
 import msgspec

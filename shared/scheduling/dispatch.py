@@ -1,0 +1,178 @@
+"""Who gets a call: filter the eligible instances, cost the call on each, let the policy choose.
+
+The paper's score of instance m for a call is
+
+    score(m) = (1 - α) · β / t_queue(m) - α · t_comp(m)          highest wins
+
+t_queue(m) is the sum of t_comp of the calls bound to m and not finished, floored at 0.05 s; β is
+this call's mean t_comp over the pool, squared, which gives both terms the unit of seconds.
+
+Source: HexGen-Flow (arXiv 2505.05286), workload-balanced dispatching.
+"""
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+
+import msgspec
+
+from shared.errors import NoEligibleInstance
+from shared.scheduling.latency import service_s
+from shared.scheduling.policy import Choice, Cost, InstanceView, Policy, WaitingCall
+from shared.scheduling.prefix import PrefixCacheModel
+
+T_QUEUE_FLOOR_S = 0.05
+
+
+def flow_score(alpha: float, beta_s2: float, t_queue_s: float, t_comp_s: float) -> float:
+    """Return the paper's score of an instance, highest wins (leaf).
+
+    Args:
+        alpha: Weight of the compute term, in [0, 1].
+        beta_s2: Scale of the queue term, seconds squared.
+        t_queue_s: Work bound to the instance and not finished, seconds, > 0 (floored).
+        t_comp_s: Expected service time of the call there, seconds.
+    """
+    return (1.0 - alpha) * beta_s2 / t_queue_s - alpha * t_comp_s
+
+
+def floored_queue_s(backlog_s: float, floor_s: float = 0.05) -> float:
+    """Return t_queue: the backlog, at least the floor (leaf)."""
+    if backlog_s < floor_s:
+        return floor_s
+    return backlog_s
+
+
+def beta_s2(mean_t_comp_s: float) -> float:
+    """Return β for a call whose mean t_comp over the pool is given, seconds squared (leaf)."""
+    return mean_t_comp_s * mean_t_comp_s
+
+
+def tie_break(request_id: str, instance_id: str) -> int:
+    """Return a number that orders equal scores differently for every call.
+
+    Breaking ties by instance id would send every call of an idle fleet to the same instance.
+    """
+    digest = hashlib.blake2b(f"{request_id}\x1f{instance_id}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big")
+
+
+def is_eligible(call: WaitingCall, view: InstanceView) -> bool:
+    """Return whether the instance offers the call's model and needs."""
+    spec = view.spec
+    return (
+        (call.model == spec.model or call.model in spec.adapters)
+        and all(feature in spec.features for feature in call.features)
+        and call.context_tokens <= min(spec.max_context_tokens, spec.kv_tokens)
+    )
+
+
+def highest(
+    call: WaitingCall, views: Sequence[InstanceView], score: Callable[[InstanceView], float]
+) -> tuple[InstanceView, float]:
+    """Return the view with the highest score and that score; ties by `tie_break`."""
+    return max(
+        ((view, score(view)) for view in views),
+        key=lambda pair: (pair[1], tie_break(call.request_id, pair[0].spec.instance_id)),
+    )
+
+
+class Assignment(msgspec.Struct, frozen=True, kw_only=True):
+    """A decision: this call goes to that instance.
+
+    Attributes:
+        call: The call.
+        choice: The instance and the numbers behind the choice.
+        cost: Expected cost there.
+        queue_score: Position in the instance's queue, smallest first.
+    """
+
+    call: WaitingCall
+    choice: Choice
+    cost: Cost
+    queue_score: float
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of a set of waiting calls.
+
+    Attributes:
+        assignments: Calls bound now, in order.
+        rejections: (call, reason word) of calls that no instance may ever take.
+        unassigned: Calls that stay waiting here.
+    """
+
+    assignments: list[Assignment]
+    rejections: list[tuple[WaitingCall, str]]
+    unassigned: list[WaitingCall]
+
+
+def cost_on(call: WaitingCall, view: InstanceView, prefixes: PrefixCacheModel | None) -> Cost:
+    """Return the expected cost of a call on an instance."""
+    cached = prefixes.expected_cached_tokens(call.prefix, call.input_tokens) if prefixes else 0
+    t_comp_s = service_s(
+        view.spec,
+        input_tokens=call.input_tokens,
+        cached_tokens=cached,
+        output_tokens=call.output_tokens,
+        speed_factor=view.speed_factor,
+    )
+    return Cost(t_comp_s=t_comp_s, cached_tokens=cached)
+
+
+def plan(
+    policy: Policy,
+    calls: Sequence[WaitingCall],
+    views: Sequence[InstanceView],
+    prefixes: Mapping[str, PrefixCacheModel],
+    now_s: float,
+) -> Plan:
+    """Decide for every waiting call: assign, reject or leave waiting.
+
+    Calls are taken in the order given; each assignment adds to its instance's load before the
+    next call is looked at, and to the instance's prefix model.
+
+    Args:
+        policy: Who decides.
+        calls: The waiting calls.
+        views: All live instances that take calls.
+        prefixes: instance_id -> prefix model, updated in place for assigned calls.
+        now_s: Present instant, seconds.
+    """
+    current = {view.spec.instance_id: view for view in sorted(views, key=_by_id)}
+    result = Plan(assignments=[], rejections=[], unassigned=[])
+    for call in calls:
+        eligible = [view for view in current.values() if is_eligible(call, view)]
+        if not eligible:
+            result.rejections.append((call, NoEligibleInstance.reason))
+            continue
+        refusal = policy.admit(call, eligible, now_s)
+        if refusal is not None:
+            result.rejections.append((call, refusal))
+            continue
+        costs = {
+            view.spec.instance_id: cost_on(call, view, prefixes.get(view.spec.instance_id))
+            for view in eligible
+        }
+        choice = policy.choose(call, eligible, costs, now_s)
+        if choice is None:
+            result.unassigned.append(call)
+            continue
+        cost = costs[choice.instance_id]
+        current[choice.instance_id] = _with_call(current[choice.instance_id], cost)
+        if choice.instance_id in prefixes:
+            prefixes[choice.instance_id].touch(call.prefix)
+        score = policy.queue_score(call, cost.t_comp_s)
+        result.assignments.append(
+            Assignment(call=call, choice=choice, cost=cost, queue_score=score)
+        )
+    return result
+
+
+def _by_id(view: InstanceView) -> str:
+    return view.spec.instance_id
+
+
+def _with_call(view: InstanceView, cost: Cost) -> InstanceView:
+    return msgspec.structs.replace(
+        view, backlog_s=view.backlog_s + cost.t_comp_s, num_waiting=view.num_waiting + 1
+    )

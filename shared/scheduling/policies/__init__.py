@@ -1,0 +1,36 @@
+"""All policies: one file each, one line each in the registry below."""
+
+from collections.abc import Callable
+
+from shared.errors import ConfigError
+from shared.scheduling.policies.flow import FlowFcfs, HexgenFlow, RoundRobinUrgency
+from shared.scheduling.policies.round_robin import RoundRobinFcfs
+from shared.scheduling.policy import Policy
+
+DEFAULT_POLICY = "hexgen-flow"
+
+REGISTRY: dict[str, Callable[[float], Policy]] = {
+    "hexgen-flow": HexgenFlow,
+    "wb+fcfs": FlowFcfs,
+    "rr+pq": lambda _alpha: RoundRobinUrgency(),
+    "vllm": lambda _alpha: RoundRobinFcfs(),
+}
+
+
+def make_policy(name: str, alpha: float) -> Policy:
+    """Return a fresh policy.
+
+    Args:
+        name: Registry name.
+        alpha: Initial α, in [0, 1]; ignored by policies without one.
+
+    Raises:
+        ConfigError: The name is unknown or α is outside [0, 1].
+    """
+    if name not in REGISTRY:
+        msg = f"unknown policy {name!r}; known: {', '.join(sorted(REGISTRY))}"
+        raise ConfigError(msg)
+    if not 0.0 <= alpha <= 1.0:
+        msg = f"alpha {alpha} is outside [0, 1]"
+        raise ConfigError(msg)
+    return REGISTRY[name](alpha)
