@@ -1,0 +1,125 @@
+"""Fixtures and reporting shared by all tests.
+
+`kafka_server` and `redis_server` are started when the first test asks, once per run; tests share
+them, so each uses names of its own and none stops them. `own_kafka` and `own_redis` are fresh and
+may be killed. Without a server such a test is not run and the end of the output says so; where
+`HEXFLOW_REQUIRE_SERVERS=1` it fails.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+from tests.support.servers import (
+    KafkaServer,
+    MissingServerError,
+    RedisServer,
+    is_required,
+    kafka_for_tests,
+    prepare_kafka,
+    redis_for_tests,
+    start_kafka,
+    start_redis,
+)
+
+KAFKA_FIXTURES = {"kafka_server", "own_kafka"}
+REDIS_FIXTURES = {"redis_server", "own_redis"}
+LONG_TIMEOUT_S = 300
+NOT_RUN = "not run: "
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what needs a real server, and give slow tests a longer limit."""
+    for item in items:
+        if (KAFKA_FIXTURES | REDIS_FIXTURES) & set(getattr(item, "fixturenames", ())):
+            item.add_marker("real")
+        is_long = item.get_closest_marker("slow") or item.get_closest_marker("chaos")
+        if is_long and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(LONG_TIMEOUT_S))
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Fetch Kafka's jars before the first test's time limit runs."""
+    is_wanted = any(
+        item.get_closest_marker("real") or KAFKA_FIXTURES & set(getattr(item, "fixturenames", ()))
+        for item in session.items
+    )
+    if session.config.option.collectonly or not is_wanted:
+        return
+    terminal = session.config.pluginmanager.get_plugin("terminalreporter")
+
+    def say(text: str) -> None:
+        if terminal is not None:
+            terminal.write_line(f"{text} ...", flush=True)
+
+    with contextlib.suppress(MissingServerError):  # The test that needs it tells.
+        prepare_kafka(say)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say loudly which tests did not run for want of a server, and how to get it."""
+    tests_of_cause: dict[str, list[str]] = {}
+    for report in terminalreporter.stats.get("skipped", ()):
+        _, _, why = report.longrepr if isinstance(report.longrepr, tuple) else ("", 0, "")
+        _, is_ours, cause = why.partition(NOT_RUN)
+        if is_ours:
+            tests_of_cause.setdefault(cause, []).append(report.nodeid)
+    for cause, tests in tests_of_cause.items():
+        title = f"{len(tests)} TESTS WERE NOT RUN"
+        terminalreporter.section(title, sep="!", red=True, bold=True)
+        terminalreporter.write_line(cause, yellow=True)
+        for test in tests:
+            terminalreporter.write_line(f"  not run: {test}")
+
+
+def _do_without(missing: MissingServerError) -> NoReturn:
+    if is_required():
+        pytest.fail(f"HEXFLOW_REQUIRE_SERVERS is set, and {missing}", pytrace=False)
+    pytest.skip(f"{NOT_RUN}{missing}")
+
+
+@pytest.fixture(scope="session")
+def kafka_server() -> Iterator[KafkaServer]:
+    """Return the real Apache Kafka that all tests of this run share."""
+    with contextlib.ExitStack() as stack:
+        try:
+            server = stack.enter_context(kafka_for_tests())
+        except MissingServerError as missing:
+            _do_without(missing)
+        yield server
+
+
+@pytest.fixture(scope="session")
+def redis_server() -> Iterator[RedisServer]:
+    """Return the real Redis that all tests of this run share."""
+    with contextlib.ExitStack() as stack:
+        try:
+            server = stack.enter_context(redis_for_tests())
+        except MissingServerError as missing:
+            _do_without(missing)
+        yield server
+
+
+@pytest.fixture
+def own_kafka(tmp_path: Path) -> Iterator[KafkaServer]:
+    """Return a fresh Apache Kafka that this test alone uses and may kill."""
+    try:
+        server = start_kafka(tmp_path / "kafka")
+    except MissingServerError as missing:
+        _do_without(missing)
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def own_redis(tmp_path: Path) -> Iterator[RedisServer]:
+    """Return a fresh Redis that this test alone uses and may kill."""
+    try:
+        server = start_redis(tmp_path / "redis")
+    except MissingServerError as missing:
+        _do_without(missing)
+    yield server
+    server.stop()
