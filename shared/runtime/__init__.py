@@ -1,0 +1,1 @@
+"""What every service process needs: settings, logs, lifecycle, health, offsets, publishing."""

@@ -1,0 +1,101 @@
+"""Probes that mean progress: `/live`, `/ready`, `/metrics`.
+
+A loop that must not stall registers a *pulse* and beats it on every turn. `/live` fails when a
+pulse is overdue, so a consumer that hangs is restarted although its process lives.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from shared.ports import Clock
+from shared.runtime.metrics import Metrics
+
+
+class Health:
+    """Progress of one service.
+
+    Args:
+        clock: Monotonic time.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._pulses: dict[str, tuple[float, float]] = {}  # name -> (last beat, longest silence)
+        self._not_ready: dict[str, str] = {"start": "starting"}
+
+    def beat(self, name: str, max_silence_s: float = 30.0) -> None:
+        """Note that a loop made a turn; wall seconds."""
+        self._pulses[name] = (self._clock.monotonic_s(), max_silence_s)
+
+    def retire(self, name: str) -> None:
+        """Forget a loop that ended on purpose."""
+        self._pulses.pop(name, None)
+
+    def block(self, cause: str, detail: str) -> None:
+        """Make the service unready for a cause until `clear(cause)`."""
+        self._not_ready[cause] = detail
+
+    def clear(self, cause: str = "start") -> None:
+        """Remove a cause of unreadiness."""
+        self._not_ready.pop(cause, None)
+
+    def overdue(self) -> list[str]:
+        """Return the loops that made no progress within their bound."""
+        now_s = self._clock.monotonic_s()
+        return [name for name, (at, bound) in self._pulses.items() if now_s - at > bound]
+
+    def unready_causes(self) -> dict[str, str]:
+        """Return why the service is not ready; empty when it is."""
+        return dict(self._not_ready)
+
+
+def _app(health: Health, metrics: Metrics) -> Starlette:
+    async def live(_: Request) -> Response:
+        overdue = health.overdue()
+        return JSONResponse({"overdue": overdue}, status_code=503 if overdue else 200)
+
+    async def ready(_: Request) -> Response:
+        causes = health.unready_causes()
+        return JSONResponse({"causes": causes}, status_code=503 if causes else 200)
+
+    async def expose(_: Request) -> Response:
+        return Response(metrics.render(), media_type="text/plain; version=0.0.4")
+
+    return Starlette(
+        routes=[Route("/live", live), Route("/ready", ready), Route("/metrics", expose)]
+    )
+
+
+@asynccontextmanager
+async def probes(
+    health: Health, metrics: Metrics, *, host: str, port: int | None
+) -> AsyncIterator[None]:
+    """Serve the probes while the context is open; `port=None` serves nothing.
+
+    Args:
+        health: What `/live` and `/ready` report.
+        metrics: What `/metrics` reports.
+        host: Address to listen on.
+        port: TCP port, or None.
+    """
+    if port is None:
+        yield
+        return
+    config = uvicorn.Config(
+        _app(health, metrics), host=host, port=port, log_config=None, lifespan="off"
+    )
+    server = uvicorn.Server(config)
+    server.capture_signals = nullcontext  # type: ignore[method-assign,assignment]  # signals are ours
+    async with asyncio.TaskGroup() as group:
+        group.create_task(server.serve(), name="probes")
+        try:
+            yield
+        finally:
+            server.should_exit = True

@@ -1,0 +1,83 @@
+"""Run a service until it is told to stop: signals, drain bound, exit codes."""
+
+import asyncio
+import signal
+import sys
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+import structlog
+
+from shared.errors import ConfigError, MeshError
+
+EXIT_OK = 0
+EXIT_CRASH = 1
+EXIT_CONFIG = 2
+
+Run = Callable[[asyncio.Event], Awaitable[None]]
+log = structlog.get_logger(__name__)
+
+
+async def _cancel_after(stop: asyncio.Event, drain_s: float, main: "asyncio.Task[Any]") -> None:
+    await stop.wait()
+    await asyncio.sleep(drain_s)
+    log.warning("drain_overrun", drain_s=drain_s)
+    main.cancel()
+
+
+async def serve_until_signal(run: Run, drain_s: float) -> None:
+    """Run a service until SIGTERM or SIGINT, then give it `drain_s` seconds to finish.
+
+    Args:
+        run: The service; it must return soon after the event is set.
+        drain_s: Wall seconds before what still runs is cancelled. Nothing is lost then: messages
+            that were not handed on are delivered again.
+    """
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for sig in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(sig, stop.set)
+
+    async def main() -> None:
+        await run(stop)
+
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(main(), name="run")
+        guard = group.create_task(_cancel_after(stop, drain_s, task), name="drain")
+        task.add_done_callback(lambda _: guard.cancel())
+
+
+def _first_leaf(exc: BaseException) -> BaseException:
+    while isinstance(exc, BaseExceptionGroup):
+        exc = exc.exceptions[0]
+    return exc
+
+
+def run_blocking(main: Coroutine[Any, Any, None]) -> int:
+    """Run a coroutine on the fastest loop there is and return the process's exit code.
+
+    Returns:
+        0 when it returned, 2 for a ConfigError (printed with what to do), 1 for any other crash.
+    """
+    try:
+        with asyncio.Runner(loop_factory=loop_factory()) as runner:
+            runner.run(main)
+    except (MeshError, ExceptionGroup) as exc:
+        leaf = _first_leaf(exc)
+        if isinstance(leaf, ConfigError):
+            print(f"hexflow: {leaf}", file=sys.stderr)  # noqa: T201 - a person reads it
+            return EXIT_CONFIG
+        if not isinstance(leaf, MeshError):
+            raise
+        log.critical("service_crashed", reason=leaf.reason, error=str(leaf))
+        return EXIT_CRASH
+    return EXIT_OK
+
+
+def loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
+    """Return uvloop's loop factory where it is installed, else asyncio's."""
+    try:
+        import uvloop  # noqa: PLC0415 - not on every platform
+    except ImportError:
+        return asyncio.new_event_loop
+    return uvloop.new_event_loop
