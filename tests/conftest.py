@@ -68,7 +68,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         if is_ours:
             tests_of_cause.setdefault(cause, []).append(report.nodeid)
     for cause, tests in tests_of_cause.items():
-        title = f"{len(tests)} TESTS WERE NOT RUN"
+        title = f"TESTS NOT RUN: {len(tests)}"
         terminalreporter.section(title, sep="!", red=True, bold=True)
         terminalreporter.write_line(cause, yellow=True)
         for test in tests:

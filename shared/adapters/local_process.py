@@ -202,7 +202,12 @@ def connect(host: str, port: int, timeout_s: float = 2.0) -> socket.socket:
         OSError: Nothing listens there, or the socket was connected to itself.
     """
     sock = socket.create_connection((host, port), timeout_s)
-    if sock.getsockname() == sock.getpeername():
+    if is_connected_to_itself(sock):
         sock.close()
         raise ConnectionRefusedError(f"{host}:{port} is this very socket")
     return sock
+
+
+def is_connected_to_itself(sock: socket.socket) -> bool:
+    """Return whether both ends of a connection are one socket, which TCP allows."""
+    return bool(sock.getsockname() == sock.getpeername())
