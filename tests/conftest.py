@@ -1,15 +1,15 @@
 """Fixtures and reporting shared by all tests.
 
 `kafka_server` and `redis_server` are started when the first test asks, once per run; tests share
-them, so each uses names of its own and none stops them. `own_kafka` and `own_redis` are fresh and
-may be killed. Without a server such a test is not run and the end of the output says so; where
+them, so each uses names of its own and none stops them. `own_kafka`, `own_redis` and what
+`kafka_factory` starts are fresh and may be killed. Without a server such a test is not run and the end of the output says so; where
 `HEXFLOW_REQUIRE_SERVERS=1` it fails.
 """
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 
@@ -25,8 +25,9 @@ from tests.support.servers import (
     start_redis,
 )
 
-KAFKA_FIXTURES = {"kafka_server", "own_kafka"}
+KAFKA_FIXTURES = {"kafka_server", "own_kafka", "kafka_factory"}
 REDIS_FIXTURES = {"redis_server", "own_redis"}
+KafkaFactory = Callable[..., KafkaServer]
 LONG_TIMEOUT_S = 300
 NOT_RUN = "not run: "
 
@@ -104,14 +105,29 @@ def redis_server() -> Iterator[RedisServer]:
 
 
 @pytest.fixture
-def own_kafka(tmp_path: Path) -> Iterator[KafkaServer]:
+def kafka_factory(tmp_path: Path) -> Iterator[KafkaFactory]:
+    """Return what starts fresh brokers with properties and listeners of the test's choice.
+
+    It takes the keyword arguments of `tests.support.servers.start_kafka`.
+    """
+    servers: list[KafkaServer] = []
+
+    def start(**options: Any) -> KafkaServer:
+        try:
+            servers.append(start_kafka(tmp_path / f"kafka-{len(servers)}", **options))
+        except MissingServerError as missing:
+            _do_without(missing)
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.stop()
+
+
+@pytest.fixture
+def own_kafka(kafka_factory: KafkaFactory) -> KafkaServer:
     """Return a fresh Apache Kafka that this test alone uses and may kill."""
-    try:
-        server = start_kafka(tmp_path / "kafka")
-    except MissingServerError as missing:
-        _do_without(missing)
-    yield server
-    server.stop()
+    return kafka_factory()
 
 
 @pytest.fixture

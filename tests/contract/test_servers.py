@@ -5,7 +5,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -120,32 +120,30 @@ async def test_kafka_takes_large_messages_and_creates_no_topic_by_itself(kafka_s
     assert await read(kafka_server.bootstrap, 1) == [value]
 
 
-async def test_kafka_runs_with_properties_and_listeners_of_ones_own(tmp_path: Path):
+async def test_kafka_runs_with_properties_and_listeners_of_ones_own(
+    kafka_factory: Callable[..., KafkaServer],
+):
     """A further listener with SASL lets in who knows the password and nobody else."""
     login = "org.apache.kafka.common.security.plain.PlainLoginModule required"
     prefix = "listener.name.secure"
-    server = start_kafka(
-        tmp_path,
+    server = kafka_factory(
         extra_listeners={"SECURE": "SASL_PLAINTEXT"},
         properties={
             f"{prefix}.sasl.enabled.mechanisms": "PLAIN",
             f"{prefix}.plain.sasl.jaas.config": f'{login} user_alice="right";',
         },
     )
-    try:
-        await create_topic(server.bootstrap)
-        sasl = {
-            "security_protocol": "SASL_PLAINTEXT",
-            "sasl_mechanism": "PLAIN",
-            "sasl_plain_username": "alice",
-        }
-        wrong, right = ({**sasl, "sasl_plain_password": word} for word in ("wrong", "right"))
-        with pytest.raises(KafkaError):
-            await produce(server.address("SECURE"), b"no", **wrong)
-        await produce(server.address("SECURE"), b"yes", **right)
-        assert await read(server.bootstrap, 1) == [b"yes"]
-    finally:
-        server.stop()
+    await create_topic(server.bootstrap)
+    sasl = {
+        "security_protocol": "SASL_PLAINTEXT",
+        "sasl_mechanism": "PLAIN",
+        "sasl_plain_username": "alice",
+    }
+    wrong, right = ({**sasl, "sasl_plain_password": word} for word in ("wrong", "right"))
+    with pytest.raises(KafkaError):
+        await produce(server.address("SECURE"), b"no", **wrong)
+    await produce(server.address("SECURE"), b"yes", **right)
+    assert await read(server.bootstrap, 1) == [b"yes"]
 
 
 def test_an_address_in_the_environment_wins(kafka_server: KafkaServer, redis_server: RedisServer):
