@@ -1,0 +1,99 @@
+"""The state store on Redis or Valkey: urgency sets, and capped streams of token chunks.
+
+Chunks: one stream per call; a chunk's position is `attempt + 1`-`index + 1`, so appending is
+idempotent, and a chunk of an attempt that was overtaken is dropped by the server itself.
+"""
+
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, Self
+
+from shared.adapters.redis_client import RedisClient, RedisParams, load_script
+from shared.adapters.urgency_set import RedisUrgencySet
+
+__all__ = ["RedisParams", "RedisStore"]
+
+# Readers take turns on the connections that wait, so none is held longer than this.
+_LONGEST_WAIT_S = 1.0
+_CHUNKS_PER_READ = 256
+
+
+class RedisStore:
+    """Implements `StateStore`; made by `open`.
+
+    Args:
+        client: Runs the commands.
+    """
+
+    def __init__(self, client: RedisClient) -> None:
+        self._client = client
+
+    @classmethod
+    @asynccontextmanager
+    async def open(cls, params: RedisParams) -> AsyncIterator[Self]:
+        """Connect, check that the server answers, and close at the end.
+
+        Raises:
+            ConfigError: The server refuses the credentials, or a TLS file cannot be read.
+            StateUnavailable: It does not answer.
+        """
+        async with RedisClient.open(params) as client:
+            yield cls(client)
+
+    def urgency_set(self, name: str) -> RedisUrgencySet:
+        """Return the urgency set of an owner (an instance id).
+
+        Raises:
+            ValueError: The name has characters that keys cannot hold.
+        """
+        return RedisUrgencySet(self._client, name)
+
+    async def append_chunk(self, request_id: str, attempt: int, index: int, text: str) -> None:
+        """Append one chunk of streamed text; see `StateStore.append_chunk`."""
+        params = self._client.params
+        await self._client.run(
+            load_script("append_chunk", with_prelude=False),
+            (self._stream(request_id),),
+            (f"{attempt + 1}-{index + 1}", params.chunk_entries, params.chunk_ttl_s, text),
+        )
+
+    async def chunks(
+        self, request_id: str, *, after: str = "0-0", timeout_s: float = 1.0
+    ) -> AsyncIterator[tuple[str, int, int, str]]:
+        """Yield chunks as they come; see `StateStore.chunks`."""
+        quiet_since_s = time.monotonic()
+        while True:
+            left_s = quiet_since_s + timeout_s - time.monotonic()
+            found = await self._read(request_id, after, min(left_s, _LONGEST_WAIT_S))
+            for position, fields in found:
+                after = position.decode()
+                attempt, index = (int(part) - 1 for part in after.split("-"))
+                yield after, attempt, index, fields[b"text"].decode()
+            if found:
+                quiet_since_s = time.monotonic()
+            elif left_s <= _LONGEST_WAIT_S:
+                return
+
+    async def ping(self) -> float:
+        """Return the round-trip time, wall seconds."""
+        return await self._client.ping()
+
+    async def _read(self, request_id: str, after: str, wait_s: float) -> list[Any]:
+        # BLOCK 0 would wait for ever.
+        wait_ms = max(1, round(wait_s * 1_000))
+        reply = await self._client.blocking(
+            "XREAD",
+            "COUNT",
+            _CHUNKS_PER_READ,
+            "BLOCK",
+            wait_ms,
+            "STREAMS",
+            self._stream(request_id),
+            after,
+            wait_s=wait_ms / 1_000,
+        )
+        return list(reply[0][1]) if reply else []
+
+    def _stream(self, request_id: str) -> str:
+        return f"{self._client.params.prefix}chunks:{request_id}"
