@@ -2,8 +2,8 @@
 
 `kafka_server` and `redis_server` are started when the first test asks, once per run; tests share
 them, so each uses names of its own and none stops them. `own_kafka`, `own_redis` and what
-`kafka_factory` starts are fresh and may be killed. Without a server such a test is not run and the end of the output says so; where
-`HEXFLOW_REQUIRE_SERVERS=1` it fails.
+`kafka_factory` starts are fresh and may be killed. Without a server such a test is not run and
+the end of the output says so; where `HEXFLOW_REQUIRE_SERVERS=1` it fails.
 """
 
 import contextlib
