@@ -23,7 +23,8 @@ Name = Annotated[str, Meta(min_length=1, max_length=128)]
 InstanceId = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 Count = Annotated[int, Meta(ge=0, le=2**53)]
 Tokens = Annotated[int, Meta(ge=0, le=10_000_000)]
-Seconds = Annotated[float, Meta(ge=0)]
+Seconds = Annotated[float, Meta(ge=0, le=1e15)]  # finite: NaN and infinity are refused
+Finite = Annotated[float, Meta(ge=-1e15, le=1e15)]
 
 OutcomeKind = Literal["completed", "failed", "rejected", "evicted", "cancelled"]
 
@@ -134,13 +135,13 @@ class StageRequest(Message, frozen=True, kw_only=True, tag="stage_request"):
     input_tokens_estimate: Tokens | None = None
     prefix: tuple[PrefixPart, ...] = ()
     arrival_s: Seconds | None = None
-    slo_s: Annotated[float, Meta(gt=0)] | None = None
+    slo_s: Annotated[float, Meta(gt=0, le=1e9)] | None = None
     think_s: Seconds = 0.0
     reply_to: ReplyTo = ReplyTo()
     simulated: SimulatedLengths | None = None
     attempt: Annotated[int, Meta(ge=0, le=1_000)] = 0
     ready_at_s: Seconds | None = None
-    t_slo_s: float | None = None
+    t_slo_s: Finite | None = None
     slo_defaulted: bool = False
 
     @property
@@ -162,11 +163,11 @@ class ScoreTerms(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     policy: Name
-    score: float
-    t_queue_s: float
-    t_comp_s: float
-    alpha: float | None = None
-    beta_s2: float | None = None
+    score: Finite
+    t_queue_s: Finite
+    t_comp_s: Finite
+    alpha: Finite | None = None
+    beta_s2: Finite | None = None
 
 
 class BoundCall(Message, frozen=True, kw_only=True, tag="bound_call"):
@@ -187,11 +188,11 @@ class BoundCall(Message, frozen=True, kw_only=True, tag="bound_call"):
     """
 
     request: StageRequest
-    queue_score: float
+    queue_score: Finite
     t_comp_s: Seconds
-    deadline_s: float
+    deadline_s: Finite
     predicted_input_tokens: Tokens
-    predicted_output_tokens: Annotated[float, Meta(ge=0)]
+    predicted_output_tokens: Annotated[float, Meta(ge=0, le=1e15)]
     expected_cached_tokens: Tokens = 0
     terms: ScoreTerms
     dispatched_at_s: Seconds
@@ -224,12 +225,12 @@ class CallTimes(msgspec.Struct, frozen=True, kw_only=True):
         finished_at_s: Last token, or the moment it was given up.
     """
 
-    ready_at_s: float | None = None
-    dispatched_at_s: float | None = None
-    queued_at_s: float | None = None
-    started_at_s: float | None = None
-    first_token_at_s: float | None = None
-    finished_at_s: float | None = None
+    ready_at_s: Finite | None = None
+    dispatched_at_s: Finite | None = None
+    queued_at_s: Finite | None = None
+    started_at_s: Finite | None = None
+    first_token_at_s: Finite | None = None
+    finished_at_s: Finite | None = None
 
 
 class CallOutcome(Message, frozen=True, kw_only=True, tag="call_outcome"):
@@ -269,8 +270,8 @@ class CallOutcome(Message, frozen=True, kw_only=True, tag="call_outcome"):
     usage: Usage = Usage()
     instance_id: str = ""
     times: CallTimes = CallTimes()
-    t_slo_s: float | None = None
-    deadline_s: float | None = None
+    t_slo_s: Finite | None = None
+    deadline_s: Finite | None = None
     terms: ScoreTerms | None = None
     slo_defaulted: bool = False
 
@@ -320,17 +321,17 @@ class LatencyEvent(Message, frozen=True, kw_only=True, tag="latency_event"):
     kind: OutcomeKind
     reason: str = ""
     attempt: Count = 0
-    arrival_s: float
-    slo_s: float
-    think_s: float = 0.0
+    arrival_s: Finite
+    slo_s: Finite
+    think_s: Finite = 0.0
     times: CallTimes = CallTimes()
     usage: Usage = Usage()
     prefix: tuple[PrefixPart, ...] = ()
-    t_slo_s: float = 0.0
-    t_comp_s: float = 0.0
-    predicted_output_tokens: float = 0.0
+    t_slo_s: Finite = 0.0
+    t_comp_s: Finite = 0.0
+    predicted_output_tokens: Finite = 0.0
     expected_cached_tokens: Tokens = 0
-    alpha: float | None = None
+    alpha: Finite | None = None
 
 
 InstancePhase = Literal["begin", "serving", "draining", "gone"]
@@ -412,8 +413,8 @@ class AlphaUpdate(Message, frozen=True, kw_only=True, tag="alpha_update"):
     alpha: Annotated[float, Meta(ge=0, le=1)]
     revision: Count
     reason: str = ""
-    predicted_p95_s: float | None = None
-    previous_alpha: float | None = None
+    predicted_p95_s: Finite | None = None
+    previous_alpha: Finite | None = None
     at_s: Seconds = 0.0
     tuner_id: str = ""
 
@@ -445,7 +446,7 @@ class SpeedUpdate(Message, frozen=True, kw_only=True, tag="speed_update"):
     """
 
     instance_id: InstanceId
-    factor: Annotated[float, Meta(gt=0)]
+    factor: Annotated[float, Meta(gt=0, le=1e9)]
     revision: Count
     at_s: Seconds = 0.0
 

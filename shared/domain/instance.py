@@ -8,7 +8,13 @@ cache of every running sequence, and does arithmetic for every token it processe
 (arXiv 2405.05465) and Sarathi-Serve (arXiv 2403.02310) for the same decomposition.
 """
 
+from typing import Annotated
+
 import msgspec
+from msgspec import Meta
+
+Coefficient = Annotated[float, Meta(ge=0, le=1e6)]
+Positive = Annotated[int, Meta(ge=1, le=2**40)]
 
 
 class LatencyModel(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,12 +33,12 @@ class LatencyModel(msgspec.Struct, frozen=True, kw_only=True):
         chunk_waste_tokens: Prompt tokens' worth of time lost at each prefill chunk, tokens.
     """
 
-    prefill_s_per_token: float
-    weights_s: float
-    overhead_s: float = 0.0
-    seq_s: float = 0.0
-    kv_s_per_token: float = 0.0
-    chunk_waste_tokens: int = 0
+    prefill_s_per_token: Coefficient
+    weights_s: Coefficient
+    overhead_s: Coefficient = 0.0
+    seq_s: Coefficient = 0.0
+    kv_s_per_token: Coefficient = 0.0
+    chunk_waste_tokens: Annotated[int, Meta(ge=0, le=2**40)] = 0
 
 
 class InstanceSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,15 +60,15 @@ class InstanceSpec(msgspec.Struct, frozen=True, kw_only=True):
         latency: Its speed.
     """
 
-    instance_id: str
+    instance_id: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
     gpu: str
     model: str = "default"
     adapters: tuple[str, ...] = ()
     features: tuple[str, ...] = ()
-    max_context_tokens: int = 32_768
-    max_num_seqs: int = 64
-    max_batched_tokens: int = 2_048
-    kv_tokens: int = 95_000
-    block_tokens: int = 16
+    max_context_tokens: Positive = 32_768
+    max_num_seqs: Positive = 64
+    max_batched_tokens: Positive = 2_048
+    kv_tokens: Positive = 95_000
+    block_tokens: Positive = 16
     prefix_caching: bool = True
     latency: LatencyModel

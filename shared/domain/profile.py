@@ -8,7 +8,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-NonNegative = Annotated[float, Meta(ge=0)]
+NonNegative = Annotated[float, Meta(ge=0, le=1e12)]
 
 
 class StageEstimate(msgspec.Struct, frozen=True, kw_only=True):

@@ -5,7 +5,10 @@ calls of one stage run in parallel. Token counts are what really happened, so a 
 read `output_tokens`.
 """
 
+from typing import Annotated
+
 import msgspec
+from msgspec import Meta
 
 
 class PrefixPart(msgspec.Struct, frozen=True, array_like=True):
@@ -16,8 +19,8 @@ class PrefixPart(msgspec.Struct, frozen=True, array_like=True):
         tokens: Its length, tokens, > 0.
     """
 
-    prefix_id: str
-    tokens: int
+    prefix_id: Annotated[str, Meta(min_length=1, max_length=128)]
+    tokens: Annotated[int, Meta(ge=1, le=10_000_000)]
 
 
 class TraceCall(msgspec.Struct, frozen=True, kw_only=True):

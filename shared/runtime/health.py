@@ -6,7 +6,7 @@ pulse is overdue, so a consumer that hangs is restarted although its process liv
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 
 import uvicorn
 from starlette.applications import Starlette
