@@ -60,11 +60,11 @@ class RedisUrgencySet:
         epochs = {entry.token.epoch for entry in entries}
         if len(epochs) > 1:
             raise ValueError("one addition holds entries of one epoch")
+        fields = [_entry_fields(entry) for entry in entries]
         added: list[bool] = []
         for start in range(0, len(entries), _ENTRIES_PER_SCRIPT):
-            part = entries[start : start + _ENTRIES_PER_SCRIPT]
-            args = [field for entry in part for field in _entry_fields(entry)]
-            reply = await self._run("add", _epoch_text(part[0].token.epoch), *args)
+            args = [field for four in fields[start : start + _ENTRIES_PER_SCRIPT] for field in four]
+            reply = await self._run("add", _epoch_text(entries[0].token.epoch), *args)
             added += [flag == 1 for flag in reply]
         return added
 
