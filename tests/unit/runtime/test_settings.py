@@ -1,0 +1,51 @@
+"""Settings: bounds, misspelt variables, secrets."""
+
+import pytest
+
+from shared.errors import ConfigError
+from shared.runtime.settings import MeshSettings, load, variable_names
+
+
+def test_defaults_are_loopback_and_need_no_environment(monkeypatch):
+    """Out of the box nothing leaves this machine."""
+    monkeypatch.setattr("os.environ", {})
+    mesh = load(MeshSettings)
+    assert mesh.kafka.bootstrap_servers.startswith("127.0.0.1")
+    assert "127.0.0.1" in mesh.redis.url
+    assert mesh.probes.port is None
+
+
+def test_nested_variables_are_read(monkeypatch):
+    """Groups are separated by two underscores."""
+    monkeypatch.setenv("HEXFLOW_KAFKA__BOOTSTRAP_SERVERS", "kafka:9092")
+    monkeypatch.setenv("HEXFLOW_TOPICS__PREFIX", "prod.")
+    mesh = load(MeshSettings)
+    assert mesh.kafka.bootstrap_servers == "kafka:9092"
+    assert mesh.topics.topics().instance("a100-0") == "prod.instance.a100-0"
+
+
+def test_a_misspelt_variable_is_refused_with_the_nearest_name(monkeypatch):
+    """A typo must not be silently ignored."""
+    monkeypatch.setenv("HEXFLOW_KAFKA__BOOTSTRAP_SERVER", "kafka:9092")
+    with pytest.raises(ConfigError, match="did you mean HEXFLOW_KAFKA__BOOTSTRAP_SERVERS"):
+        load(MeshSettings)
+
+
+def test_a_value_out_of_bounds_names_its_variable(monkeypatch):
+    """The message names the variable a person has to change."""
+    monkeypatch.setenv("HEXFLOW_TIME_SCALE", "0")
+    with pytest.raises(ConfigError, match="HEXFLOW_TIME_SCALE"):
+        load(MeshSettings)
+
+
+def test_passwords_never_show_in_a_representation(monkeypatch):
+    """Printing settings reveals no secret."""
+    monkeypatch.setenv("HEXFLOW_KAFKA__SASL_PASSWORD", "hunter2")
+    monkeypatch.setenv("HEXFLOW_REDIS__PASSWORD", "hunter3")
+    assert "hunter" not in repr(load(MeshSettings))
+
+
+def test_every_variable_name_is_known():
+    """The list of variables covers nested groups."""
+    names = variable_names(MeshSettings, "HEXFLOW_")
+    assert {"HEXFLOW_TIME_SCALE", "HEXFLOW_REDIS__KEY_PREFIX", "HEXFLOW_PROBES__PORT"} <= names
