@@ -22,6 +22,7 @@ class StageEstimate(msgspec.Struct, frozen=True, kw_only=True):
         cached_tokens: Mean prompt tokens found cached on a warm instance, tokens.
         siblings: Mean number of parallel calls.
         num_seen: How many calls this rests on; 0 for a prior.
+        bytes_per_token: Mean prompt bytes per token as the engine counts them; 0 means unknown.
     """
 
     input_tokens: NonNegative
@@ -30,6 +31,7 @@ class StageEstimate(msgspec.Struct, frozen=True, kw_only=True):
     cached_tokens: NonNegative = 0.0
     siblings: NonNegative = 1.0
     num_seen: Annotated[int, Meta(ge=0)] = 0
+    bytes_per_token: NonNegative = 0.0
 
 
 class WorkflowShape(msgspec.Struct, frozen=True, kw_only=True):
