@@ -20,9 +20,14 @@ Positive = Annotated[int, Meta(ge=1, le=2**40)]
 class LatencyModel(msgspec.Struct, frozen=True, kw_only=True):
     """Linear iteration-time model of one instance. All coefficients >= 0, in seconds.
 
-    One iteration that processes `p` prefill tokens and `b` decoding sequences holding `k` KV
-    tokens in total takes
-    `overhead_s + max(weights_s, p * prefill_s_per_token) + b * seq_s + k * kv_s_per_token`.
+    One iteration that processes `p` prompt tokens in `c` chunks (one chunk per prompt) and `b`
+    decoding sequences, which hold `k` KV tokens when it ends, takes
+    `overhead_s + max(weights_s, (p + c * chunk_waste_tokens) * prefill_s_per_token)
+    + b * seq_s + k * kv_s_per_token`.
+
+    Prompts in prefill count neither in `b` nor in `k`. The iteration that computes a prompt's last
+    token also brings its first output token; `shared.scheduling.latency` sums this up for a call
+    that runs alone.
 
     Attributes:
         overhead_s: Fixed cost of an iteration outside the model, seconds.

@@ -1,0 +1,567 @@
+"""Iterations of one instance: continuous batching with chunked prefill, as vLLM V1 does it.
+
+An iteration is planned at its start and never changes while it is in flight:
+
+1. Every decoding call computes one token. Where KV memory lacks for their growth, the call of the
+   largest priority (the latest admitted among equals) gives up all its memory, waits inside the
+   engine and later computes everything again, what it had generated included.
+2. What is left of the token budget goes to prompts: first the one that is partly computed, then
+   waiting calls in order (`priority`, then arrival), none in an iteration that preempted. A prompt
+   enters when a place in the batch is free and its whole prompt fits in memory. A waiting call
+   that does not fit lets later ones pass, `MAX_PASSES` times in all; then it blocks them.
+3. The iteration takes `LatencyModel`'s time. The iteration that computes a prompt's last token
+   also brings the first output token; each decode step brings one more.
+
+A run of iterations in which nothing else happens is one *segment*, computed in closed form.
+
+At equal instants an iteration's end comes first, then calls are added or aborted, then the next
+iteration starts.
+"""
+
+import math
+from collections.abc import MutableSequence, Sequence
+
+from shared.simulation.kernel_state import (
+    DECODE,
+    ENDED,
+    PREFILL,
+    WAITING,
+    CallState,
+    EngineState,
+    NodeState,
+)
+from shared.simulation.kv_blocks import (
+    blocks_of,
+    growth_blocks,
+    missing_blocks,
+    release_blocks,
+    take_blocks,
+    take_prompt,
+)
+
+MAX_PASSES = 16
+FIRST_TOKEN = 0
+FINISHED = 1
+
+
+def enter_engine(engine: EngineState, calls: Sequence[CallState], index: int, now_s: float) -> None:
+    """Put a call among the waiting inside the engine; the segment in flight must be synced."""
+    call = calls[index]
+    call.place = WAITING
+    call.target_tokens = call.input_tokens + call.generated_tokens
+    call.computed_tokens = 0
+    call.chunk_tokens = 0
+    call.passes = 0
+    before = engine.wait_tail
+    while before >= 0 and _comes_before(call, calls[before]):
+        before = calls[before].prev
+    _insert_waiting(engine, calls, index, before)
+    engine.num_waiting += 1
+    engine.waiting_tokens += call.target_tokens
+    engine.waiting_blocks += blocks_of(call.target_tokens, engine.block_tokens)
+    if engine.iterations > 0:
+        _cut(engine)
+    else:
+        engine.clock_s = max(engine.clock_s, now_s)
+
+
+def _comes_before(call: CallState, other: CallState) -> bool:
+    if call.priority != other.priority:
+        return call.priority < other.priority
+    return call.order < other.order
+
+
+def _insert_waiting(
+    engine: EngineState, calls: Sequence[CallState], index: int, before: int
+) -> None:
+    call = calls[index]
+    after = calls[before].next if before >= 0 else engine.wait_head
+    call.prev = before
+    call.next = after
+    if before >= 0:
+        calls[before].next = index
+    else:
+        engine.wait_head = index
+    if after >= 0:
+        calls[after].prev = index
+    else:
+        engine.wait_tail = index
+
+
+def _leave_waiting(engine: EngineState, calls: Sequence[CallState], index: int) -> None:
+    call = calls[index]
+    if call.prev >= 0:
+        calls[call.prev].next = call.next
+    else:
+        engine.wait_head = call.next
+    if call.next >= 0:
+        calls[call.next].prev = call.prev
+    else:
+        engine.wait_tail = call.prev
+    engine.num_waiting -= 1
+    engine.waiting_tokens -= call.target_tokens
+    engine.waiting_blocks -= blocks_of(call.target_tokens, engine.block_tokens)
+
+
+def _leave_prefill(engine: EngineState, calls: Sequence[CallState], index: int) -> None:
+    call = calls[index]
+    if call.prev >= 0:
+        calls[call.prev].next = call.next
+    else:
+        engine.prefill_head = call.next
+    if call.next >= 0:
+        calls[call.next].prev = call.prev
+    else:
+        engine.prefill_tail = call.prev
+    engine.num_prefill -= 1
+
+
+def _leave_decode(
+    engine: EngineState,
+    calls: Sequence[CallState],
+    residues: MutableSequence[int],
+    index: int,
+) -> None:
+    call = calls[index]
+    if call.prev >= 0:
+        calls[call.prev].next = call.next
+    else:
+        engine.decode_head = call.next
+    if call.next >= 0:
+        calls[call.next].prev = call.prev
+    else:
+        engine.decode_tail = call.prev
+    engine.num_decode -= 1
+    call.generated_tokens = call.output_tokens - (call.finish_step - engine.step)
+    kv_tokens = call.input_tokens + call.generated_tokens - 1
+    engine.kv_tokens -= kv_tokens
+    residue = (kv_tokens - engine.step) % engine.block_tokens
+    residues[engine.residue_base + residue] -= 1
+
+
+def _join_decode(
+    engine: EngineState,
+    calls: Sequence[CallState],
+    residues: MutableSequence[int],
+    index: int,
+) -> None:
+    call = calls[index]
+    call.place = DECODE
+    call.finish_step = engine.step + call.output_tokens - call.generated_tokens
+    before = engine.decode_tail
+    while before >= 0 and _ends_before(call, calls[before]):
+        before = calls[before].prev
+    after = calls[before].next if before >= 0 else engine.decode_head
+    call.prev = before
+    call.next = after
+    if before >= 0:
+        calls[before].next = index
+    else:
+        engine.decode_head = index
+    if after >= 0:
+        calls[after].prev = index
+    else:
+        engine.decode_tail = index
+    engine.num_decode += 1
+    engine.kv_tokens += call.target_tokens
+    residue = (call.target_tokens - engine.step) % engine.block_tokens
+    residues[engine.residue_base + residue] += 1
+
+
+def _ends_before(call: CallState, other: CallState) -> bool:
+    if call.finish_step != other.finish_step:
+        return call.finish_step < other.finish_step
+    return call.admitted < other.admitted
+
+
+def start_segment(
+    engine: EngineState,
+    calls: Sequence[CallState],
+    nodes: Sequence[NodeState],
+    residues: MutableSequence[int],
+) -> None:
+    """Plan the iterations that start at the clock; leaves no segment when there is no work."""
+    if engine.num_decode + engine.num_prefill + engine.num_waiting == 0:
+        engine.end_s = math.inf
+        return
+    preempted = _grow_or_preempt(engine, calls, nodes, residues)
+    budget = engine.max_batched_tokens - engine.num_decode
+    tokens = 0
+    chunks = 0
+    repeats = 1
+    index = engine.prefill_head
+    if index >= 0:
+        call = calls[index]
+        rest = call.target_tokens - call.computed_tokens
+        call.chunk_tokens = min(rest, budget)
+        repeats = (rest - 1) // call.chunk_tokens
+        tokens = call.chunk_tokens
+        chunks = 1
+    if not preempted and tokens < budget:
+        admitted = _admit_waiting(engine, calls, nodes, budget - tokens)
+        tokens += admitted
+        chunks = engine.num_prefill
+    _set_segment(engine, calls, residues, tokens, chunks, repeats, preempted)
+
+
+def _grow_or_preempt(
+    engine: EngineState,
+    calls: Sequence[CallState],
+    nodes: Sequence[NodeState],
+    residues: MutableSequence[int],
+) -> bool:
+    """Take the blocks of the next decode step, preempting calls until they suffice."""
+    preempted = False
+    need = growth_blocks(engine, residues, 0, 1)
+    while need > engine.free_blocks + engine.evictable_blocks:
+        _preempt(engine, calls, nodes, residues, _victim(engine, calls))
+        preempted = True
+        need = growth_blocks(engine, residues, 0, 1)
+    take_blocks(engine, nodes, need)
+    return preempted
+
+
+def _victim(engine: EngineState, calls: Sequence[CallState]) -> int:
+    worst = engine.prefill_head
+    for head in (engine.prefill_head, engine.decode_head):
+        index = head
+        while index >= 0:
+            if worst < 0 or _is_worse(calls[index], calls[worst]):
+                worst = index
+            index = calls[index].next
+    return worst
+
+
+def _is_worse(call: CallState, other: CallState) -> bool:
+    if call.priority != other.priority:
+        return call.priority > other.priority
+    return call.admitted > other.admitted
+
+
+def _preempt(
+    engine: EngineState,
+    calls: Sequence[CallState],
+    nodes: Sequence[NodeState],
+    residues: MutableSequence[int],
+    index: int,
+) -> None:
+    _give_up_memory(engine, calls, nodes, residues, index, grown=False)
+    engine.num_preemptions += 1
+    enter_engine(engine, calls, index, engine.clock_s)
+
+
+def _give_up_memory(
+    engine: EngineState,
+    calls: Sequence[CallState],
+    nodes: Sequence[NodeState],
+    residues: MutableSequence[int],
+    index: int,
+    grown: bool,
+) -> None:
+    """Take a call out of the batch and free its blocks.
+
+    `grown`: the blocks of the decode step in flight have been taken already.
+    """
+    call = calls[index]
+    if call.place == DECODE:
+        _leave_decode(engine, calls, residues, index)
+        computed = call.input_tokens + call.generated_tokens - 1
+        held = blocks_of(computed + (1 if grown else 0), engine.block_tokens)
+    else:
+        _leave_prefill(engine, calls, index)
+        computed = call.computed_tokens
+        held = blocks_of(call.target_tokens, engine.block_tokens)
+    release_blocks(engine, nodes, call.chain, held, computed)
+
+
+def _admit_waiting(
+    engine: EngineState, calls: Sequence[CallState], nodes: Sequence[NodeState], budget: int
+) -> int:
+    """Admit waiting calls while places, memory and budget last; returns their chunk tokens."""
+    left = budget
+    index = engine.wait_head
+    while index >= 0 and left > 0:
+        if engine.num_decode + engine.num_prefill >= engine.max_num_seqs:
+            break
+        call = calls[index]
+        following = call.next
+        if missing_blocks(engine, nodes, call.chain, call.target_tokens) <= 0:
+            _admit(engine, calls, nodes, index)
+            call.chunk_tokens = min(left, call.target_tokens - call.computed_tokens)
+            left -= call.chunk_tokens
+            _count_passes(calls, engine.wait_head, following)
+        elif call.passes >= MAX_PASSES:
+            break
+        index = following
+    return budget - left
+
+
+def _count_passes(calls: Sequence[CallState], first: int, end: int) -> None:
+    """Note that every waiting call before `end` was passed once."""
+    index = first
+    while index != end:
+        calls[index].passes += 1
+        index = calls[index].next
+
+
+def _admit(
+    engine: EngineState, calls: Sequence[CallState], nodes: Sequence[NodeState], index: int
+) -> None:
+    call = calls[index]
+    _leave_waiting(engine, calls, index)
+    call.computed_tokens = take_prompt(engine, nodes, call)
+    call.place = PREFILL
+    call.admitted = engine.num_admissions
+    engine.num_admissions += 1
+    if math.isnan(call.started_s):
+        call.started_s = engine.clock_s
+        call.cached_tokens = call.computed_tokens
+    call.prev = engine.prefill_tail
+    call.next = -1
+    if engine.prefill_tail >= 0:
+        calls[engine.prefill_tail].next = index
+    else:
+        engine.prefill_head = index
+    engine.prefill_tail = index
+    engine.num_prefill += 1
+
+
+def _set_segment(
+    engine: EngineState,
+    calls: Sequence[CallState],
+    residues: MutableSequence[int],
+    tokens: int,
+    chunks: int,
+    repeats: int,
+    preempted: bool,
+) -> None:
+    """Fix length and duration of the segment that starts at the clock."""
+    compute_s = (tokens + chunks * engine.chunk_waste_tokens) * engine.prefill_s_per_token
+    engine.linear_s = (
+        engine.overhead_s
+        + max(engine.weights_s, compute_s)
+        + engine.num_decode * engine.seq_s
+        + engine.kv_tokens * engine.kv_s_per_token
+    )
+    engine.quadratic_s = engine.num_decode * engine.kv_s_per_token
+    engine.start_s = engine.clock_s
+    engine.iterations = 1
+    if not preempted:
+        longest = _longest_run(engine, calls, chunks, repeats)
+        if longest > 1:
+            engine.iterations = _run_that_fits(engine, residues, longest)
+    engine.end_s = engine.start_s + elapsed_s(engine, engine.iterations)
+
+
+def _longest_run(engine: EngineState, calls: Sequence[CallState], chunks: int, repeats: int) -> int:
+    """Return how many equal iterations could follow each other if memory sufficed."""
+    if chunks > 1 or engine.prefill_head != engine.prefill_tail:
+        return 1
+    steps = calls[engine.decode_head].finish_step - engine.step if engine.num_decode else repeats
+    return steps if chunks == 0 else min(repeats, steps)
+
+
+def _run_that_fits(engine: EngineState, residues: MutableSequence[int], longest: int) -> int:
+    """Return how many iterations, at most `longest`, fit without preemption (at least one)."""
+    room = engine.free_blocks + engine.evictable_blocks
+    if growth_blocks(engine, residues, 1, longest - 1) <= room:
+        return longest
+    low = 1
+    high = longest
+    while high - low > 1:
+        middle = (low + high) // 2
+        if growth_blocks(engine, residues, 1, middle - 1) <= room:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def elapsed_s(engine: EngineState, iterations: int) -> float:
+    """Return the duration of the first so many iterations of the segment, seconds."""
+    return iterations * engine.linear_s + engine.quadratic_s * (iterations * (iterations + 1) // 2)
+
+
+def _cut(engine: EngineState) -> None:
+    """Let the segment end with the iteration in flight."""
+    if engine.iterations > 1:
+        engine.iterations = 1
+        engine.end_s = engine.start_s + elapsed_s(engine, 1)
+
+
+def complete_segment(
+    engine: EngineState,
+    calls: Sequence[CallState],
+    nodes: Sequence[NodeState],
+    residues: MutableSequence[int],
+    events: MutableSequence[int],
+) -> None:
+    """Do everything that the segment in flight brings; there is none in flight afterwards.
+
+    Writes `num_events` pairs (call index, FIRST_TOKEN or FINISHED) to `events`: ends of decoding
+    calls in order of admission, then first tokens in order of admission.
+    """
+    _advance_iterations(engine, calls, nodes, residues, engine.iterations)
+    engine.busy_s += engine.end_s - engine.start_s
+    engine.clock_s = engine.end_s
+    engine.iterations = 0
+    engine.end_s = math.inf
+    engine.num_events = 0
+    index = engine.decode_head
+    while index >= 0 and calls[index].finish_step <= engine.step:
+        following = calls[index].next
+        _give_up_memory(engine, calls, nodes, residues, index, grown=False)
+        _emit_finished(engine, calls, events, index)
+        index = following
+    index = engine.prefill_head
+    while index >= 0 and calls[index].computed_tokens >= calls[index].target_tokens:
+        following = calls[index].next
+        _finish_prefill(engine, calls, nodes, residues, events, index)
+        index = following
+
+
+def _advance_iterations(
+    engine: EngineState,
+    calls: Sequence[CallState],
+    nodes: Sequence[NodeState],
+    residues: MutableSequence[int],
+    count: int,
+) -> None:
+    """Account for the first `count` iterations of the segment in flight."""
+    if count > 1:
+        take_blocks(engine, nodes, growth_blocks(engine, residues, 1, count - 1))
+    engine.step += count
+    engine.kv_tokens += count * engine.num_decode
+    index = engine.prefill_head
+    while index >= 0:
+        call = calls[index]
+        call.computed_tokens += count * call.chunk_tokens
+        index = call.next
+
+
+def _emit_finished(
+    engine: EngineState, calls: Sequence[CallState], events: MutableSequence[int], index: int
+) -> None:
+    call = calls[index]
+    call.place = ENDED
+    call.end_s = engine.clock_s
+    events[2 * engine.num_events] = index
+    events[2 * engine.num_events + 1] = FINISHED
+    engine.num_events += 1
+
+
+def _finish_prefill(
+    engine: EngineState,
+    calls: Sequence[CallState],
+    nodes: Sequence[NodeState],
+    residues: MutableSequence[int],
+    events: MutableSequence[int],
+    index: int,
+) -> None:
+    call = calls[index]
+    call.generated_tokens += 1
+    if call.generated_tokens == 1:
+        call.first_token_s = engine.clock_s
+        events[2 * engine.num_events] = index
+        events[2 * engine.num_events + 1] = FIRST_TOKEN
+        engine.num_events += 1
+    if call.generated_tokens < call.output_tokens:
+        _leave_prefill(engine, calls, index)
+        _join_decode(engine, calls, residues, index)
+    else:
+        _give_up_memory(engine, calls, nodes, residues, index, grown=False)
+        _emit_finished(engine, calls, events, index)
+
+
+def sync_segment(
+    engine: EngineState,
+    calls: Sequence[CallState],
+    nodes: Sequence[NodeState],
+    residues: MutableSequence[int],
+    now_s: float,
+) -> None:
+    """Bring the state up to `now_s`, which lies before the end of the segment in flight.
+
+    Afterwards the first iteration of the segment is the one in flight, or, when an iteration
+    ends at `now_s` exactly, there is no segment and the next is planned later.
+    """
+    if engine.iterations == 0:
+        return
+    done = _iterations_done(engine, now_s)
+    if done == 0:
+        return
+    _advance_iterations(engine, calls, nodes, residues, done)
+    boundary_s = engine.start_s + elapsed_s(engine, done)
+    engine.busy_s += boundary_s - engine.start_s
+    engine.clock_s = boundary_s
+    engine.iterations -= done
+    if boundary_s >= now_s:
+        engine.iterations = 0
+        engine.end_s = math.inf
+        return
+    engine.start_s = boundary_s
+    engine.linear_s += engine.quadratic_s * done
+    take_blocks(engine, nodes, growth_blocks(engine, residues, 0, 1))
+
+
+def _iterations_done(engine: EngineState, now_s: float) -> int:
+    """Return how many iterations of the segment have ended at `now_s` (fewer than all)."""
+    elapsed = now_s - engine.start_s
+    half = engine.linear_s + 0.5 * engine.quadratic_s
+    if engine.quadratic_s > 0.0:
+        root = math.sqrt(half * half + 2.0 * engine.quadratic_s * elapsed)
+        guess = 2.0 * elapsed / (half + root)
+    else:
+        guess = elapsed / half
+    done = min(int(guess), engine.iterations - 1)
+    while done > 0 and engine.start_s + elapsed_s(engine, done) > now_s:
+        done -= 1
+    while done < engine.iterations - 1 and engine.start_s + elapsed_s(engine, done + 1) <= now_s:
+        done += 1
+    return done
+
+
+def remove_call(
+    engine: EngineState,
+    calls: Sequence[CallState],
+    nodes: Sequence[NodeState],
+    residues: MutableSequence[int],
+    index: int,
+) -> None:
+    """Abort a call inside the engine; the state must be synced to the present.
+
+    Its memory is free at once; the iteration in flight keeps its duration.
+    """
+    call = calls[index]
+    if call.place == WAITING:
+        _leave_waiting(engine, calls, index)
+    else:
+        in_flight = engine.iterations > 0
+        if in_flight:
+            _cut(engine)
+            engine.linear_s = engine.end_s - engine.start_s
+            engine.quadratic_s = 0.0
+        _give_up_memory(engine, calls, nodes, residues, index, grown=in_flight)
+    call.place = ENDED
+
+
+def fits_now(
+    engine: EngineState,
+    nodes: Sequence[NodeState],
+    chain: int,
+    tokens: int,
+) -> bool:
+    """Return whether a call would be batched at the next chance instead of waiting inside.
+
+    That is: a place is free, memory for `tokens` beside the prompts already waiting inside, and
+    its turn for prefill is next: nothing waits inside, or no prompt is being computed and those
+    that wait leave tokens of one iteration's budget. The state must be synced to the present.
+    """
+    inside = engine.num_decode + engine.num_prefill + engine.num_waiting
+    if inside >= engine.max_num_seqs:
+        return False
+    if engine.num_waiting > 0 and (
+        engine.num_prefill > 0 or engine.waiting_tokens >= engine.max_batched_tokens
+    ):
+        return False
+    return missing_blocks(engine, nodes, chain, tokens) + engine.waiting_blocks <= 0
