@@ -1,0 +1,70 @@
+"""Composition root of the tuner: the only place that builds its adapters."""
+
+import asyncio
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
+
+from services.tuner.replay import ProcessReplay, Replay
+from services.tuner.settings import TunerSettings
+from services.tuner.tuner import Tuner, TunerParams
+from shared.adapters.clock import SystemClock
+from shared.adapters.kafka import KafkaBroker
+from shared.contracts.topics import Topics
+from shared.ports import Broker, Clock
+from shared.runtime.connections import kafka_params
+from shared.runtime.health import Health, probes
+from shared.runtime.metrics import Metrics
+from shared.runtime.settings import MeshSettings
+
+
+def params_of(settings: TunerSettings) -> TunerParams:
+    """Return the tuner's parameters."""
+    return TunerParams(**settings.model_dump())
+
+
+def replay_processes() -> ProcessPoolExecutor:
+    """Return one fresh process for replays; it inherits no sockets and no locks."""
+    return ProcessPoolExecutor(max_workers=1, mp_context=multiprocessing.get_context("spawn"))
+
+
+def build_tuner(
+    *,
+    broker: Broker,
+    replay: Replay,
+    clock: Clock,
+    topics: Topics,
+    params: TunerParams,
+    metrics: Metrics,
+    health: Health,
+) -> Tuner:
+    """Return a tuner on the given adapters (used by processes and by the embedded mesh)."""
+    return Tuner(
+        broker=broker,
+        replay=replay,
+        clock=clock,
+        topics=topics,
+        params=params,
+        metrics=metrics,
+        health=health,
+    )
+
+
+async def run(mesh: MeshSettings, settings: TunerSettings, stop: asyncio.Event) -> None:
+    """Run the tuner as a process of its own until `stop` is set."""
+    clock = SystemClock(time_scale=mesh.time_scale)
+    metrics, health = Metrics("tuner"), Health(clock)
+    with replay_processes() as executor:
+        async with (
+            probes(health, metrics, host=mesh.probes.host, port=mesh.probes.port),
+            KafkaBroker.open(kafka_params(mesh, settings.tuner_id)) as broker,
+        ):
+            tuner = build_tuner(
+                broker=broker,
+                replay=ProcessReplay(executor),
+                clock=clock,
+                topics=mesh.topics.topics(),
+                params=params_of(settings),
+                metrics=metrics,
+                health=health,
+            )
+            await tuner.serve(stop)
