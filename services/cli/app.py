@@ -1,0 +1,57 @@
+"""The `hexflow` command: its subcommands by name, each loaded only when it is run.
+
+`hexflow --help` must answer at once, so the table below carries each command's one line; the
+command's own module, with what it needs (numpy, matplotlib, aiokafka), is imported on use.
+"""
+
+import importlib
+from typing import Any, NamedTuple
+
+import typer
+from typer.core import TyperGroup
+
+
+class Command(NamedTuple):
+    """A subcommand: the module whose `app` implements it, and its line in the help."""
+
+    module: str
+    help: str
+
+
+COMMANDS = {
+    "demo": Command("demo", "Compare two policies on a live mesh, in under two minutes."),
+    "up": Command("up", "Run a whole mesh on this machine."),
+    "replay": Command("replay", "Drive a workload through a mesh and report what came back."),
+    "generate": Command("generate", "Write a generated Text-to-SQL trace."),
+    "topics": Command("topics", "Create and check the mesh's Kafka topics."),
+    "bench": Command("bench", "Measure what the mesh itself costs."),
+    "version": Command("version", "Print the version."),
+}
+
+
+class LazyGroup(TyperGroup):
+    """A group whose commands are stubs until one of them is run."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Return the real command that the arguments name."""
+        name, _, rest = super().resolve_command(ctx, args)
+        module = importlib.import_module(f"services.cli.{COMMANDS[str(name)].module}")
+        return name, typer.main.get_command(module.app), rest
+
+
+def _stub() -> None:
+    """Stand for a command in the help."""
+
+
+app = typer.Typer(
+    name="hexflow",
+    cls=LazyGroup,
+    help="Deadline-aware scheduling of multi-stage LLM workflows on mixed fleets of vLLM.",
+    epilog="Start with `hexflow demo`. Times are workload seconds: wall seconds x time scale.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for _name, _command in COMMANDS.items():
+    app.command(_name, help=_command.help)(_stub)

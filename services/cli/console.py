@@ -1,0 +1,55 @@
+"""How commands talk to people and end: stderr for words, stdout for data, exit codes."""
+
+import json
+import sys
+from typing import Any
+
+from rich.console import Console
+
+from shared.errors import ConfigError, MeshError
+
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130
+
+
+def stderr_console() -> Console:
+    """Return a console for progress, notes and tables of commands whose stdout is data."""
+    return Console(stderr=True, highlight=False)
+
+
+def stdout_console() -> Console:
+    """Return a console for tables that are the command's result."""
+    return Console(highlight=False)
+
+
+def print_json(value: dict[str, Any]) -> None:
+    """Write the command's one JSON object to stdout."""
+    sys.stdout.write(json.dumps(value, indent=2, allow_nan=False) + "\n")
+
+
+def mesh_error_in(exc: BaseException) -> MeshError | None:
+    """Return the first error meant for people inside an exception or group, if there is one.
+
+    A group that also holds an unexpected error is a fault of the program: None, so that its
+    traceback is shown.
+    """
+    if isinstance(exc, MeshError):
+        return exc
+    if not isinstance(exc, BaseExceptionGroup):
+        return None
+    found = [mesh_error_in(inner) for inner in exc.exceptions]
+    return found[0] if all(found) else None
+
+
+def exit_code_for(exc: BaseException) -> int | None:
+    """Print what a person must know about a failure; return the exit code, None for a bug."""
+    if isinstance(exc, KeyboardInterrupt):
+        return EXIT_INTERRUPTED
+    if isinstance(exc, BrokenPipeError):
+        return EXIT_FAILED
+    error = mesh_error_in(exc)
+    if error is None:
+        return None
+    print(f"hexflow: {error}", file=sys.stderr)
+    return EXIT_USAGE if isinstance(error, ConfigError) else EXIT_FAILED

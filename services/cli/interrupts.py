@@ -1,0 +1,51 @@
+"""Run a command's coroutine so that Ctrl-C ends it in order."""
+
+import asyncio
+import signal
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from services.cli.console import stderr_console
+from shared.runtime.lifecycle import loop_factory
+
+T = TypeVar("T")
+Main = Callable[[asyncio.Event], Awaitable[T]]
+
+
+def run_until_stopped(main: Main[T]) -> T:
+    """Run a coroutine that is told by an event when the user wants to stop.
+
+    The first Ctrl-C (or SIGTERM) sets the event; the second cancels what still runs.
+
+    Args:
+        main: Takes the event; returns the result.
+
+    Raises:
+        KeyboardInterrupt: It was interrupted twice.
+    """
+
+    async def guarded() -> T:
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        task = asyncio.current_task()
+
+        def interrupt() -> None:
+            if stop.is_set() and task is not None:
+                task.cancel()
+                return
+            stderr_console().print("\n[dim]stopping; once more to stop at once[/dim]")
+            stop.set()
+
+        for sig in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(sig, interrupt)
+        try:
+            return await main(stop)
+        finally:
+            for sig in (signal.SIGINT, signal.SIGTERM):
+                loop.remove_signal_handler(sig)
+
+    try:
+        with asyncio.Runner(loop_factory=loop_factory()) as runner:
+            return runner.run(guarded())
+    except asyncio.CancelledError as exc:
+        raise KeyboardInterrupt from exc

@@ -1,0 +1,109 @@
+"""Live progress of a run on stderr: a bar with the counts so far; plain lines off a terminal."""
+
+import asyncio
+import math
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeElapsedColumn
+from rich.text import Text
+
+from services.cli.tally import Tally
+
+REFRESH_S = 0.5
+LINE_EVERY_S = 10.0
+
+
+def status_text(tally: Tally) -> str:
+    """Return the counts of a run so far in one line."""
+    parts = [
+        f"submitted {tally.queries['submitted']}",
+        f"active {tally.num_active}",
+        f"completed {tally.queries['completed']}",
+    ]
+    lost = tally.num_ended - tally.queries["completed"]
+    if lost:
+        parts.append(f"not completed {lost}")
+    p95_s = tally.p95_s()
+    if math.isfinite(p95_s):
+        parts.append(f"P95 {p95_s:.1f} s")
+        parts.append(f"within SLO {tally.attainment():.0%}")
+    return " · ".join(parts)
+
+
+class _Status(ProgressColumn):
+    def __init__(self, tally: Tally) -> None:
+        super().__init__()
+        self._tally = tally
+
+    def render(self, task: Task) -> Text:  # noqa: ARG002 - the tally knows
+        return Text(status_text(self._tally))
+
+
+@asynccontextmanager
+async def live_progress(
+    console: Console, label: str, num_queries: int, tally: Tally, *, quiet: bool = False
+) -> AsyncIterator[None]:
+    """Show progress while the block runs.
+
+    Args:
+        console: Where to.
+        label: Name of the run.
+        num_queries: How many queries will be injected.
+        tally: What to show.
+        quiet: Show nothing.
+    """
+    if quiet:
+        yield
+        return
+    async with asyncio.TaskGroup() as group:
+        if console.is_terminal:
+            task = group.create_task(_bar(console, label, num_queries, tally), name="progress")
+        else:
+            task = group.create_task(_lines(console, label, tally), name="progress")
+        try:
+            yield
+        finally:
+            task.cancel()
+
+
+async def _bar(console: Console, label: str, num_queries: int, tally: Tally) -> None:
+    columns = (
+        TextColumn("[bold]{task.description}"),
+        BarColumn(bar_width=24),
+        TextColumn("{task.completed:.0f}/{task.total:.0f}"),
+        _Status(tally),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=console, auto_refresh=False) as progress:
+        bar = progress.add_task(label, total=num_queries)
+        try:
+            while True:
+                progress.update(bar, completed=tally.num_ended, refresh=True)
+                await asyncio.sleep(REFRESH_S)
+        finally:
+            progress.update(bar, completed=tally.num_ended, refresh=True)
+
+
+async def _lines(console: Console, label: str, tally: Tally) -> None:
+    while True:
+        await asyncio.sleep(LINE_EVERY_S)
+        console.print(f"{label}: {status_text(tally)}")
+
+
+@asynccontextmanager
+async def repeated(every_s: float, show: Callable[[], None]) -> AsyncIterator[None]:
+    """Call `show` at once and every `every_s` wall seconds while the block runs."""
+
+    async def loop() -> None:
+        while True:
+            show()
+            await asyncio.sleep(every_s)
+
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(loop(), name="repeated")
+        try:
+            yield
+        finally:
+            task.cancel()
