@@ -16,7 +16,8 @@
     │   ├── TooLarge
     │   └── QueueFull
     ├── EvictedError         given up after it was queued
-    │   └── DeadlinePassed
+    │   ├── DeadlinePassed
+    │   └── InstanceLost
     └── EngineError
         ├── GenerationFailed   this call failed; the engine lives; try elsewhere
         └── EngineDead         the engine is gone; the worker must exit
@@ -139,6 +140,12 @@ class DeadlinePassed(EvictedError):
     """The query's deadline plus grace passed before the call could run."""
 
     reason = "deadline_passed"
+
+
+class InstanceLost(EvictedError):
+    """The call's instances died under it more often than it is given to another."""
+
+    reason = "instance_lost"
 
 
 class EngineError(MeshError):

@@ -342,17 +342,21 @@ class InstanceState(Message, frozen=True, kw_only=True, tag="instance_state"):
 
     An epoch is one life of a worker. A worker first publishes `phase="begin"` with `epoch` -1;
     the offset of that record is its epoch, which is therefore unique and growing. All later
-    states of that life carry it.
+    states of that life carry it. A recovery owner that takes an instance for dead publishes
+    `phase="gone"` with `epoch` -1 (the fence), whose offset is an epoch too: one without a worker.
+    Readers keep the last record of the highest epoch and ignore lower ones; a worker that finds
+    an epoch above its own begins anew. `shared.contracts.epochs.epoch_of` tells the epoch.
 
     Attributes:
         instance_id: The instance.
-        phase: begin, serving, draining (takes no new calls) or gone (left cleanly).
-        epoch: The life this state belongs to; -1 in the begin record itself.
+        phase: begin, serving, draining (takes no new calls) or gone (left cleanly, or fenced).
+        epoch: The life this state belongs to; -1 in the record that begins it.
         seq: Growing number of this state within its epoch.
         nonce: Random word of this life, so that a worker recognises its own records.
         spec: Static description (resolved flags).
         at_s: When it was written, mesh clock.
         accounted_offset: Last offset of `instance.<id>` contained in the numbers below; -1: none.
+            Everything below the committed position a worker starts from counts as contained.
         num_waiting: Calls in the queue.
         num_running: Calls in the engine.
         backlog_s: Sum of t_comp of all calls waiting and running, seconds.

@@ -35,6 +35,19 @@ class Metrics:
             "Deliveries dropped as already known, by topic",
             ("topic",),
         )
+        self.unreadable = self._counter(
+            "hexflow_records_unreadable",
+            "Records of followed topics skipped as unreadable, by topic and reason",
+            ("topic", "reason"),
+        )
+        self.arrivals_refused = self._counter(
+            "hexflow_arrivals_refused",
+            "Claimed query arrivals not believed, by cause",
+            ("cause",),
+        )
+        self.fences = self._counter(
+            "hexflow_instances_fenced", "Instances declared dead by recovery", ()
+        )
         self.dispatched = self._counter(
             "hexflow_calls_dispatched", "Calls bound to an instance", ("target",)
         )

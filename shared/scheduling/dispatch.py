@@ -129,7 +129,8 @@ def plan(
     """Decide for every waiting call: assign, reject or leave waiting.
 
     Calls are taken in the order given; each assignment adds to its instance's load before the
-    next call is looked at, and to the instance's prefix model.
+    next call is looked at, and to the instance's prefix model. Instances whose queue is at its
+    bound are not offered; a call whose eligible instances are all full stays waiting.
 
     Args:
         policy: Who decides.
@@ -148,6 +149,10 @@ def plan(
         refusal = policy.admit(call, eligible, now_s)
         if refusal is not None:
             result.rejections.append((call, refusal))
+            continue
+        eligible = [view for view in eligible if view.num_waiting < view.queue_bound]
+        if not eligible:
+            result.unassigned.append(call)
             continue
         costs = {
             view.spec.instance_id: cost_on(call, view, prefixes.get(view.spec.instance_id))
