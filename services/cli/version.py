@@ -7,10 +7,15 @@ import typer
 app = typer.Typer(pretty_exceptions_enable=False)
 
 
+def installed_version() -> str:
+    """Return the version of the installed distribution; `0` when run from a bare tree."""
+    try:
+        return version("hexflow")
+    except PackageNotFoundError:
+        return "0"
+
+
 @app.command()
 def show() -> None:
     """Print the version."""
-    try:
-        print(version("hexflow"))
-    except PackageNotFoundError:
-        print("unknown (hexflow is not installed as a package)")
+    print(installed_version())
