@@ -38,8 +38,12 @@ class PrefixCacheModel:
         return max(0, held - held % self._block_tokens)
 
     def touch(self, chain: Sequence[PrefixPart]) -> None:
-        """Record that a call with this chain was sent to the instance."""
-        for part in chain:
+        """Record that a call with this chain was sent to the instance.
+
+        The head of a chain counts as used after its tail, so that room is made from the tail: a
+        tail without its head can never hit. vLLM frees a sequence's blocks in that order too.
+        """
+        for part in reversed(chain):
             if part.prefix_id in self._held:
                 self._held.move_to_end(part.prefix_id)
             elif part.tokens <= self._capacity_tokens:

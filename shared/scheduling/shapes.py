@@ -183,8 +183,8 @@ def _learn(
     remaining = _RemainingCounts()
     by_stage: dict[str, list[TraceStage]] = defaultdict(list)
     for query in queries:
-        names = [stage.stage for stage in query.stages]
-        remaining.add(_occurrences(names), _tails(query.stages))
+        seen_at = [(stage.stage, stage.iteration) for stage in query.stages]
+        remaining.add(seen_at, _tails(query.stages))
         for stage in query.stages:
             by_stage[stage.stage].append(stage)
     shared = _shared_prefixes(queries)
