@@ -4,7 +4,15 @@ Each port has one contract suite in `tests/contract`, run on the embedded and on
 Adapters raise only the errors named here; client libraries' own errors never pass.
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Mapping,
+    Sequence,
+)
 from contextlib import AbstractAsyncContextManager
 from typing import Literal, Protocol
 
@@ -365,6 +373,10 @@ class UrgencySet(Protocol):
         """Return how many entries are (waiting, parked, claimed)."""
         ...
 
+    async def drop(self) -> None:
+        """Delete the set with its epoch: its owner is gone, or the broker's history is lost."""
+        ...
+
 
 class SharedUrgencySet(UrgencySet, Protocol):
     """An urgency set with several claimers, whose claims expire unless they are renewed.
@@ -460,7 +472,7 @@ class Engine(Protocol):
         """Return the instance's description with flags resolved by the engine."""
         ...
 
-    def generate(self, call: BoundCall, engine_id: str) -> AsyncIterator[EngineEvent]:
+    def generate(self, call: BoundCall, engine_id: str) -> AsyncGenerator[EngineEvent, None]:
         """Run one call: FirstToken once, Chunks if the call streams, then Finished.
 
         Closing the iterator early (or cancelling the task that reads it) aborts the generation
