@@ -4,14 +4,15 @@ import asyncio
 import multiprocessing
 from concurrent.futures import ProcessPoolExecutor
 
+from shared.adapters.kafka import KafkaBroker
+from shared.runtime.connections import kafka_params
+
 from services.tuner.replay import ProcessReplay, Replay
 from services.tuner.settings import TunerSettings
 from services.tuner.tuner import Tuner, TunerParams
 from shared.adapters.clock import SystemClock
-from shared.adapters.kafka import KafkaBroker
 from shared.contracts.topics import Topics
 from shared.ports import Broker, Clock
-from shared.runtime.connections import kafka_params
 from shared.runtime.health import Health, probes
 from shared.runtime.metrics import Metrics
 from shared.runtime.settings import MeshSettings

@@ -6,6 +6,7 @@ by. A tuner that dies leaves the last good values on the compacted `control` top
 
 import asyncio
 from collections.abc import Collection
+from typing import TypeVar
 
 import msgspec
 import structlog
@@ -66,6 +67,15 @@ class TunerParams(msgspec.Struct, frozen=True, kw_only=True):
     quiet_s: float = 120.0
     margin: float = 0.03
     enabled: bool = True
+
+
+Update = TypeVar("Update", AlphaUpdate, WorkflowProfile, SpeedUpdate)
+
+
+def _keep_newest(table: dict[str, Update], key: str, update: Update) -> None:
+    known = table.get(key)
+    if known is None or update.revision > known.revision:
+        table[key] = update
 
 
 class Tuner:
@@ -194,20 +204,12 @@ class Tuner:
         except ContractError:
             return
         if isinstance(update, AlphaUpdate):
-            self._keep_newest(self._alphas, update.pool, update)
+            _keep_newest(self._alphas, update.pool, update)
             self._metrics.alpha.set(self._alphas[update.pool].alpha, pool=update.pool)
         elif isinstance(update, WorkflowProfile):
-            self._keep_newest(self._profiles, update.shape.workflow, update)
+            _keep_newest(self._profiles, update.shape.workflow, update)
         else:
-            self._keep_newest(self._speeds, update.instance_id, update)
-
-    @staticmethod
-    def _keep_newest[T: (AlphaUpdate, WorkflowProfile, SpeedUpdate)](
-        table: dict[str, T], key: str, update: T
-    ) -> None:
-        known = table.get(key)
-        if known is None or update.revision > known.revision:
-            table[key] = update
+            _keep_newest(self._speeds, update.instance_id, update)
 
     async def _watch(self, stop: asyncio.Event) -> None:
         while not stop.is_set():

@@ -6,6 +6,7 @@ are taken for a replay; recorded call times depend on the α that produced them.
 
 from collections import OrderedDict
 from collections.abc import Iterable
+from itertools import pairwise
 
 import msgspec
 
@@ -114,7 +115,7 @@ def implausible(event: LatencyEvent) -> str | None:
         return "arrival_or_slo"
     order = [times.ready_at_s, times.started_at_s, times.first_token_at_s, times.finished_at_s]
     known = [at for at in order if at is not None]
-    if any(later < earlier - 1.0 for earlier, later in zip(known, known[1:], strict=False)):
+    if any(later < earlier - 1.0 for earlier, later in pairwise(known)):
         return "time_runs_backwards"
     if known and not 0.0 <= known[-1] - event.arrival_s + 1.0 <= MAX_PLAUSIBLE_S:
         return "duration"
