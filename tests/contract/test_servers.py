@@ -84,6 +84,7 @@ def run_pytest(test: str, environ: Mapping[str, str]) -> subprocess.CompletedPro
     )
 
 
+@pytest.mark.chaos
 async def test_kafka_keeps_records_over_kill_and_stop(own_kafka: KafkaServer):
     """Acknowledged records are there after SIGKILL and after an orderly stop, at one address."""
     await create_topic(own_kafka.bootstrap)
@@ -101,6 +102,7 @@ async def test_kafka_keeps_records_over_kill_and_stop(own_kafka: KafkaServer):
     assert values == [b"before the kill", b"after the kill", b"after the stop"]
 
 
+@pytest.mark.chaos
 async def test_redis_keeps_keys_over_kill_and_stop(own_redis: RedisServer):
     """Keys are there after SIGKILL and after an orderly stop, at one address."""
     for step, end in enumerate((own_redis.kill, own_redis.stop, lambda: None)):
@@ -120,6 +122,7 @@ async def test_kafka_takes_large_messages_and_creates_no_topic_by_itself(kafka_s
     assert await read(kafka_server.bootstrap, 1) == [value]
 
 
+@pytest.mark.slow
 async def test_kafka_runs_with_properties_and_listeners_of_ones_own(
     kafka_factory: Callable[..., KafkaServer],
 ):
@@ -190,6 +193,7 @@ def test_a_missing_server_is_told_loudly_or_fails(test: str, missing: str, tmp_p
     assert f"{REQUIRE_VARIABLE} is set, and no real {missing}" in strict.stdout
 
 
+@pytest.mark.chaos
 def test_no_kafka_outlives_a_killed_run(kafka_server: KafkaServer, tmp_path: Path):
     """A broker whose parent dies by SIGKILL ends within seconds."""
     assert kafka_server.bootstrap
