@@ -4,23 +4,30 @@ import asyncio
 import multiprocessing
 from concurrent.futures import ProcessPoolExecutor
 
-from shared.adapters.kafka import KafkaBroker
-from shared.runtime.connections import kafka_params
-
 from services.tuner.replay import ProcessReplay, Replay
 from services.tuner.settings import TunerSettings
 from services.tuner.tuner import Tuner, TunerParams
 from shared.adapters.clock import SystemClock
+from shared.adapters.kafka import KafkaBroker
 from shared.contracts.topics import Topics
 from shared.ports import Broker, Clock
+from shared.runtime.connections import kafka_params
 from shared.runtime.health import Health, probes
 from shared.runtime.metrics import Metrics
 from shared.runtime.settings import MeshSettings
+from shared.scheduling.tuning import TuningRules
 
 
 def params_of(settings: TunerSettings) -> TunerParams:
     """Return the tuner's parameters."""
-    return TunerParams(**settings.model_dump())
+    own = settings.model_dump()
+    rules = TuningRules(
+        margin=own.pop("margin"),
+        reversal_margin=own.pop("reversal_margin"),
+        max_calibration_error=own.pop("max_calibration_error"),
+        min_queries=settings.min_queries,
+    )
+    return TunerParams(rules=rules, **own)
 
 
 def replay_processes() -> ProcessPoolExecutor:

@@ -7,13 +7,16 @@ process boundary is plain data.
 import asyncio
 from collections.abc import Sequence
 from concurrent.futures import Executor
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
 from shared.domain.instance import InstanceSpec
 from shared.domain.profile import WorkflowShape
 from shared.domain.trace import TraceQuery
+
+if TYPE_CHECKING:
+    from shared.simulation.results import RunResult
 
 
 class ReplayRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,16 +39,32 @@ class ReplayRequest(msgspec.Struct, frozen=True, kw_only=True):
     speed_factors: dict[str, float] = {}
 
 
-class Replay(Protocol):
-    """Predicts P95 per α."""
+class Replayed(msgspec.Struct, frozen=True, kw_only=True):
+    """What the simulator predicts under one α.
 
-    async def p95_by_alpha(self, request: ReplayRequest) -> dict[float, float]:
-        """Return α -> predicted P95 of end-to-end time, seconds."""
+    Attributes:
+        alpha: The α.
+        latencies_s: End-to-end time of every query, in the request's order; NaN: not completed.
+        p95_s: Their 95th percentile, seconds.
+        shares: instance_id -> share of the fleet's busy time, in [0, 1].
+    """
+
+    alpha: float
+    latencies_s: tuple[float, ...]
+    p95_s: float
+    shares: dict[str, float]
+
+
+class Replay(Protocol):
+    """Predicts a window under several α."""
+
+    async def sweep(self, request: ReplayRequest) -> list[Replayed]:
+        """Return one prediction per α of the request, in its order."""
         ...
 
 
-def replay_now(packed: bytes) -> list[tuple[float, float]]:
-    """Return (α, P95 seconds) for every α of a packed ReplayRequest; runs in the worker process."""
+def replay_now(packed: bytes) -> bytes:
+    """Return the packed predictions for a packed ReplayRequest; runs in the worker process."""
     from shared.simulation.scenario import Scenario  # noqa: PLC0415 - loads the compiled core
     from shared.simulation.simulator import sweep_alpha  # noqa: PLC0415
 
@@ -58,10 +77,24 @@ def replay_now(packed: bytes) -> list[tuple[float, float]]:
         speed_factors=request.speed_factors,
     )
     results = sweep_alpha(scenario, request.alphas)
-    return [
-        (alpha, result.summary().p95_s)
+    predicted = [
+        _replayed(alpha, result, request.fleet)
         for alpha, result in zip(request.alphas, results, strict=True)
     ]
+    return msgspec.msgpack.encode(predicted)
+
+
+def _replayed(alpha: float, result: "RunResult", fleet: Sequence[InstanceSpec]) -> Replayed:
+    total_s = float(result.busy_s.sum())
+    return Replayed(
+        alpha=alpha,
+        latencies_s=tuple((result.query_end_s - result.query_arrival_s).tolist()),
+        p95_s=result.summary().p95_s,
+        shares={
+            spec.instance_id: float(busy_s) / total_s if total_s > 0 else 0.0
+            for spec, busy_s in zip(fleet, result.busy_s, strict=True)
+        },
+    )
 
 
 class ProcessReplay:
@@ -74,11 +107,12 @@ class ProcessReplay:
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
 
-    async def p95_by_alpha(self, request: ReplayRequest) -> dict[float, float]:
-        """Return α -> predicted P95, seconds."""
+    async def sweep(self, request: ReplayRequest) -> list[Replayed]:
+        """Return one prediction per α of the request, in its order."""
         loop = asyncio.get_running_loop()
         packed = msgspec.msgpack.encode(request)
-        return dict(await loop.run_in_executor(self._executor, replay_now, packed))
+        answer = await loop.run_in_executor(self._executor, replay_now, packed)
+        return msgspec.msgpack.decode(answer, type=list[Replayed])
 
 
 def alphas_to_try(grid: Sequence[float], current: float) -> tuple[float, ...]:

@@ -1,7 +1,6 @@
 """The tuner's own settings (prefix `TUNER_`); mesh-wide ones are in `shared.runtime.settings`."""
 
 import socket
-from typing import Annotated
 
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -24,5 +23,7 @@ class TunerSettings(BaseSettings):
     period_s: float = Field(default=300.0, gt=0)
     degradation: float = Field(default=1.2, ge=1)
     quiet_s: float = Field(default=120.0, gt=0)
-    margin: Annotated[float, Field(ge=0, le=1)] = 0.03
+    margin: float = Field(default=0.03, ge=0, lt=1)
+    reversal_margin: float = Field(default=0.08, ge=0, lt=1)
+    max_calibration_error: float = Field(default=0.2, gt=0)
     enabled: bool = True

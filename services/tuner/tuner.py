@@ -6,11 +6,12 @@ by. A tuner that dies leaves the last good values on the compacted `control` top
 
 import asyncio
 from collections.abc import Collection
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import msgspec
 import structlog
 
+from services.tuner.judgement import judge
 from services.tuner.replay import Replay, ReplayRequest, alphas_to_try
 from services.tuner.window import Episode, Window, episode
 from shared.contracts.codec import decode, decode_any
@@ -33,7 +34,7 @@ from shared.runtime.publishing import DeadLetters, Publisher
 from shared.runtime.tables import follow_topic
 from shared.scheduling.attainment import Summary, summarize
 from shared.scheduling.profiles import default_shapes, shape_from_trace
-from shared.scheduling.tuning import ALPHA_GRID, Decision, decide
+from shared.scheduling.tuning import ALPHA_GRID, TuningDecision, TuningRules, refine_alphas
 
 log = structlog.get_logger(__name__)
 
@@ -53,7 +54,7 @@ class TunerParams(msgspec.Struct, frozen=True, kw_only=True):
         period_s: Time between scheduled decisions, mesh seconds.
         degradation: P95 now divided by P95 at the last decision that triggers one at once.
         quiet_s: Silence after which a query counts as ended, mesh seconds.
-        margin: Smallest predicted relative gain that is worth a change, in [0, 1].
+        rules: When a better α is worth a change.
         enabled: Whether it publishes α at all.
     """
 
@@ -65,11 +66,16 @@ class TunerParams(msgspec.Struct, frozen=True, kw_only=True):
     period_s: float = 300.0
     degradation: float = 1.2
     quiet_s: float = 120.0
-    margin: float = 0.03
+    rules: TuningRules = TuningRules()
     enabled: bool = True
 
 
-Update = TypeVar("Update", AlphaUpdate, WorkflowProfile, SpeedUpdate)
+class _Revised(Protocol):
+    @property
+    def revision(self) -> int: ...
+
+
+Update = TypeVar("Update", bound=_Revised)
 
 
 def _keep_newest(table: dict[str, Update], key: str, update: Update) -> None:
@@ -264,23 +270,31 @@ class Tuner:
             return
         known = self._alphas.get(pool)
         current = known.alpha if known is not None else self._params.initial_alpha
-        p95_by_alpha = await self._replay.p95_by_alpha(
-            ReplayRequest(
-                queries=queries,
-                fleet=fleet,
-                policy=self._params.policy,
-                shapes=self._shapes(),
-                alphas=alphas_to_try(ALPHA_GRID, current),
-                speed_factors={key: speed.factor for key, speed in self._speeds.items()},
-            )
+        request = ReplayRequest(
+            queries=queries,
+            fleet=fleet,
+            policy=self._params.policy,
+            shapes=self._shapes(),
+            alphas=alphas_to_try(ALPHA_GRID, current),
+            speed_factors={key: speed.factor for key, speed in self._speeds.items()},
         )
-        decision = decide(current, p95_by_alpha, margin=self._params.margin)
+        replayed = await self._replay.sweep(request)
+        refined = refine_alphas({run.alpha: run.p95_s for run in replayed})
+        if refined:
+            replayed += await self._replay.sweep(msgspec.structs.replace(request, alphas=refined))
+        decision = judge(
+            replayed,
+            current=current,
+            previous=known.previous_alpha if known is not None else None,
+            observed_s=[end.latency_s for end in window.ends if end.completed],
+            rules=self._params.rules,
+        )
         log.info("tuning_decided", pool=pool, alpha=decision.alpha, reason=decision.reason)
-        if decision.alpha != current:
+        if decision.is_change:
             await self._publish(pool, current, decision, known)
 
     async def _publish(
-        self, pool: str, current: float, decision: Decision, known: AlphaUpdate | None
+        self, pool: str, current: float, decision: TuningDecision, known: AlphaUpdate | None
     ) -> None:
         update = AlphaUpdate(
             pool=pool,

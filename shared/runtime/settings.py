@@ -47,6 +47,8 @@ class KafkaSettings(Group):
     ssl_cafile: str = ""
     ssl_certfile: str = ""
     ssl_keyfile: str = ""
+    replication_factor: int = Field(default=0, ge=0, le=100)
+    connect_timeout_s: float = Field(default=10.0, gt=0, le=300)
     request_timeout_s: float = Field(default=10.0, gt=0, le=300)
 
 
@@ -56,10 +58,12 @@ class RedisSettings(Group):
     url: str = "redis://127.0.0.1:6379/0"
     username: str = ""
     password: SecretStr = SecretStr("")
-    ssl_ca_certs: str = ""
+    ssl_cafile: str = ""
+    ssl_certfile: str = ""
+    ssl_keyfile: str = ""
     key_prefix: str = "hexflow:"
     max_connections: int = Field(default=16, ge=1, le=1_000)
-    timeout_s: float = Field(default=5.0, gt=0, le=300)
+    timeout_s: float = Field(default=2.0, gt=0, le=60)
 
 
 class TopicSettings(Group):
