@@ -1,0 +1,1 @@
+"""The services of the mesh: one process each; they share messages, never code."""

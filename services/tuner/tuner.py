@@ -214,7 +214,7 @@ class Tuner:
             self._metrics.alpha.set(self._alphas[update.pool].alpha, pool=update.pool)
         elif isinstance(update, WorkflowProfile):
             _keep_newest(self._profiles, update.shape.workflow, update)
-        else:
+        elif isinstance(update, SpeedUpdate):
             _keep_newest(self._speeds, update.instance_id, update)
 
     async def _watch(self, stop: asyncio.Event) -> None:

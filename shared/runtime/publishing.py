@@ -3,12 +3,13 @@
 import asyncio
 from collections.abc import Callable
 
+import msgspec
 import structlog
 
 from shared.contracts.codec import encode, headers_for
 from shared.contracts.messages import DeadLetter, Message
 from shared.contracts.topics import DEAD_LETTERS, Topics
-from shared.errors import BrokerUnavailable, ContractError, MeshError
+from shared.errors import BrokerUnavailable, ContractError, MeshError, TooLarge
 from shared.ports import Ack, Broker, Clock, Record
 from shared.runtime.metrics import Metrics
 
@@ -112,6 +113,7 @@ class DeadLetters:
         clock: For the time of death.
         metrics: Counts by reason.
         service: Who gives up.
+        give_up: Asked between tries while the broker is unavailable; then BrokerUnavailable.
     """
 
     def __init__(
@@ -121,15 +123,20 @@ class DeadLetters:
         clock: Clock,
         metrics: Metrics,
         service: str,
+        give_up: Callable[[], bool] = lambda: False,
     ) -> None:
         self._publisher = publisher
         self._topics = topics
         self._clock = clock
         self._metrics = metrics
         self._service = service
+        self._give_up = give_up
 
     async def bury(self, record: Record, error: MeshError) -> None:
-        """Publish the record with what was wrong with it; returns when it is acknowledged."""
+        """Publish the record with what was wrong with it; returns when it is acknowledged.
+
+        A record so large that it does not fit into a dead letter is buried without its bytes.
+        """
         letter = DeadLetter(
             value=record.value or b"",
             key=record.key,
@@ -152,4 +159,9 @@ class DeadLetters:
             detail=letter.detail,
             request_id=error.request_id if isinstance(error, ContractError) else None,
         )
-        await self._publisher.until_taken(DEAD_LETTERS, letter)
+        try:
+            await self._publisher.until_taken(DEAD_LETTERS, letter, give_up=self._give_up)
+        except TooLarge:
+            note = f"{letter.detail} (its {len(letter.value)} bytes are left out: too large)"
+            small = msgspec.structs.replace(letter, value=b"", key=None, headers=(), detail=note)
+            await self._publisher.until_taken(DEAD_LETTERS, small, give_up=self._give_up)

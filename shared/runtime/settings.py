@@ -21,6 +21,7 @@ MESH_PREFIX = "HEXFLOW_"
 NOT_SETTINGS = frozenset(  # read by tools around the mesh, not by services
     {
         "HEXFLOW_CACHE_DIR",
+        "HEXFLOW_KAFKA_HOME",
         "HEXFLOW_REQUIRE_SERVERS",
         "HEXFLOW_TEST_KAFKA",
         "HEXFLOW_TEST_REDIS",
