@@ -4,12 +4,12 @@
 """
 
 import hashlib
-from typing import Any, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 import msgpack
 import msgspec
 
-from shared.contracts.messages import ALL_MESSAGES, Message
+from shared.contracts.messages import ALL_MESSAGES, Message, ReplyTo
 from shared.errors import ContractError, FutureVersion
 
 CONTENT_TYPE = "application/msgpack"
@@ -112,3 +112,55 @@ def decode_any(raw: bytes, *allowed: type[M]) -> M:
 def decode(raw: bytes, cls: type[M]) -> M:
     """Return the message of class `cls` in `raw`; see `decode_any`."""
     return decode_any(raw, cls)
+
+
+class ReturnAddress(msgspec.Struct, frozen=True, kw_only=True):
+    """Whom to tell about a message that is no valid call.
+
+    Attributes:
+        request_id: The call.
+        query_id: Its query; the call itself when none is readable.
+        reply_to: Where its outcome goes; partition 0 of `stage-results` when unreadable.
+        attempt: Its attempt; 0 when unreadable.
+    """
+
+    request_id: str
+    query_id: str
+    reply_to: ReplyTo
+    attempt: int
+
+
+def return_address(raw: bytes) -> ReturnAddress | None:
+    """Return where to send a refusal of an undecodable call, as far as the bytes tell.
+
+    Returns:
+        None when not even the request_id can be read.
+    """
+    try:
+        fields = _unpack(raw)
+    except ContractError:
+        return None
+    request_id = _readable_request_id(fields)
+    if request_id is None:
+        return None
+    nested = fields.get("request")
+    call = nested if isinstance(nested, dict) else fields
+    query_id = call.get("query_id")
+    attempt = call.get("attempt")
+    return ReturnAddress(
+        request_id=request_id,
+        query_id=query_id if _is_id(query_id) else request_id,
+        reply_to=_readable_reply_to(call.get("reply_to")),
+        attempt=attempt if type(attempt) is int and 0 <= attempt <= 1_000 else 0,
+    )
+
+
+def _readable_reply_to(value: object) -> ReplyTo:
+    try:
+        return msgspec.convert(value, ReplyTo)
+    except msgspec.ValidationError:
+        return ReplyTo()
+
+
+def _is_id(value: object) -> TypeGuard[str]:
+    return isinstance(value, str) and 0 < len(value) <= 128
