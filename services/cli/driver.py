@@ -11,7 +11,7 @@ query ids, so replays of the same trace on one mesh never meet.
 
 import asyncio
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import structlog
 
@@ -135,7 +135,7 @@ class QueryRun:
         self._take(await submitted.outcome)
 
     def _take(self, outcome: CallOutcome) -> None:
-        self._tally.call_ended(outcome)
+        self._tally.call_ended(outcome, self._clock.now_s())
         if self._slo_s is None and outcome.deadline_s is not None and self._arrival_s is not None:
             self._slo_s = outcome.deadline_s - self._arrival_s  # the mesh chose it
         if outcome.kind != "completed" and self._failure is None:
@@ -177,22 +177,13 @@ class ReplayDriver:
         clock: Mesh clock.
         tally: Where outcomes are counted.
         run_id: Put before every query id; unique per run.
-        on_late: Called with the seconds by which an arrival was late (a busy machine).
     """
 
-    def __init__(
-        self,
-        client: MeshClient,
-        clock: Clock,
-        tally: Tally,
-        run_id: str,
-        on_late: Callable[[float], None] = lambda _: None,
-    ) -> None:
+    def __init__(self, client: MeshClient, clock: Clock, tally: Tally, run_id: str) -> None:
         self._client = client
         self._clock = clock
         self._tally = tally
         self._run_id = run_id
-        self._on_late = on_late
         self._open: dict[asyncio.Task[None], QueryRun] = {}
 
     async def run(self, queries: Sequence[TraceQuery], stop: asyncio.Event) -> None:
@@ -218,7 +209,7 @@ class ReplayDriver:
                 due_s = start_s + _arrival_s(query)
                 if await self._stopped_before(due_s, stop):
                     return
-                self._on_late(self._clock.now_s() - due_s)
+                self._tally.arrived(self._clock.now_s() - due_s)
                 query_id = f"{self._run_id}-{query.query_id}"
                 run = QueryRun(query, query_id, self._client, self._clock, self._tally)
                 task = group.create_task(run.drive(), name=f"query-{query_id}")

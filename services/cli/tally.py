@@ -76,6 +76,9 @@ class Tally:
         self.instances: dict[str, InstanceTally] = {}
         self.ends: list[QueryEnd] = []
         self.num_met = 0
+        self.latest_arrival_s = 0.0
+        self._hops_s = 0.0
+        self._num_hops = 0
 
     @property
     def num_active(self) -> int:
@@ -87,9 +90,13 @@ class Tally:
         """Queries that ended, however."""
         return sum(self.queries[kind] for kind in KINDS)
 
-    def call_ended(self, outcome: CallOutcome) -> None:
-        """Take the outcome of a call."""
+    def call_ended(self, outcome: CallOutcome, now_s: float) -> None:
+        """Take the outcome of a call that was consumed at `now_s`, mesh clock."""
         self.calls[outcome.kind] += 1
+        times = outcome.times
+        if times.ready_at_s and times.queued_at_s and times.finished_at_s:
+            self._hops_s += times.queued_at_s - times.ready_at_s + now_s - times.finished_at_s
+            self._num_hops += 1
         if outcome.kind != "completed":
             self.reasons[outcome.reason or outcome.kind] += 1
         if outcome.instance_id:
@@ -102,6 +109,17 @@ class Tally:
         if end is not None:
             self.ends.append(end)
             self.num_met += end.met
+
+    def mean_hops_s(self) -> float:
+        """Return what a call spends travelling: ready to queued plus finished to consumed.
+
+        Workload seconds, mean over calls; NaN when none.
+        """
+        return self._hops_s / self._num_hops if self._num_hops else math.nan
+
+    def arrived(self, late_s: float) -> None:
+        """Note by how many workload seconds an arrival was late."""
+        self.latest_arrival_s = max(self.latest_arrival_s, late_s)
 
     def p95_s(self) -> float:
         """Return the 95th percentile of completed queries so far, seconds; NaN when none."""
@@ -129,6 +147,7 @@ class Tally:
             "per_instance": {
                 name: self.instances[name].to_json() for name in sorted(self.instances)
             },
+            "mean_hops_s": finite(self.mean_hops_s()),
             "reasons": dict(sorted(self.reasons.items())),
         }
 

@@ -1,0 +1,214 @@
+"""The whole mesh in one process: every service on one event loop, one broker, one state store.
+
+The broker is in memory unless another is given, so only this process can reach it. The state store
+is a real Valkey, so the same scripts run as in production. Engines are simulated.
+
+The only module of the command line that imports the other services.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+
+import structlog
+
+from services.cli.session import MeshAccess
+from services.dispatcher.app import build_dispatcher
+from services.dispatcher.params import DispatcherParams
+from services.tuner.app import build_tuner, replay_processes
+from services.tuner.replay import ProcessReplay
+from services.tuner.tuner import TunerParams
+from services.worker.app import build_worker
+from services.worker.params import WorkerParams
+from shared.adapters.clock import SystemClock
+from shared.adapters.embedded_redis import EmbeddedRedis
+from shared.adapters.memory_broker import MemoryBroker
+from shared.adapters.redis_store import RedisParams, RedisStore
+from shared.adapters.simulated_engine import SimulatedEngine
+from shared.contracts.topics import Topics
+from shared.domain.instance import InstanceSpec
+from shared.errors import TransientError
+from shared.ports import Broker, Clock, StateStore
+from shared.runtime.health import Health
+from shared.runtime.metrics import Metrics
+from shared.scheduling.policies import DEFAULT_POLICY, make_policy
+
+READY_WITHIN_S = 30.0
+POLL_S = 0.02
+STOP_SLACK_S = 5.0
+DEFAULT_ALPHA = 0.1
+
+Serve = Callable[[asyncio.Event], Awaitable[None]]
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmbeddedParams:
+    """How to run an embedded mesh."""
+
+    fleet: tuple[InstanceSpec, ...]
+    policy: str = DEFAULT_POLICY
+    alpha: float = DEFAULT_ALPHA
+    time_scale: float = 1.0
+    """Mesh seconds per wall second."""
+    tunes: bool = True
+    """Whether a tuner runs too."""
+    drain_s: float = 10.0
+    """Longest time running calls get to finish at the end, wall seconds."""
+
+    def __post_init__(self) -> None:
+        make_policy(self.policy, self.alpha)  # says what is wrong before anything is started
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServiceProbe:
+    """What one service of the mesh counts, and whether it is ready."""
+
+    metrics: Metrics
+    health: Health
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmbeddedMesh(MeshAccess):
+    """A running mesh."""
+
+    params: EmbeddedParams
+    state_url: str
+    """Where its state store listens."""
+    services: dict[str, ServiceProbe] = field(default_factory=dict)
+
+
+@asynccontextmanager
+async def open_embedded(params: EmbeddedParams) -> AsyncIterator[EmbeddedMesh]:
+    """Run a mesh on the in-memory broker for as long as the block lasts."""
+    clock = SystemClock(time_scale=params.time_scale)
+    async with open_mesh_on(MemoryBroker(clock), clock, params) as mesh:
+        yield mesh
+
+
+@asynccontextmanager
+async def open_mesh_on(
+    broker: Broker, clock: Clock, params: EmbeddedParams, topics: Topics | None = None
+) -> AsyncIterator[EmbeddedMesh]:
+    """Run a mesh's services in this process on a given broker.
+
+    Returns once every service is ready. At the end the dispatcher stops first, then the workers
+    hand back what waits and finish what runs, within the drain bound.
+    """
+    topics = topics or Topics()
+    await broker.create_topics(topics.specs())
+    async with (
+        EmbeddedRedis.open() as redis,
+        RedisStore.open(RedisParams(url=redis.url)) as store,
+        AsyncExitStack() as stack,
+    ):
+        mesh = EmbeddedMesh(
+            broker=broker, clock=clock, topics=topics, params=params, state_url=redis.url
+        )
+        await stack.enter_async_context(_workers(mesh, store))
+        if params.tunes:
+            await stack.enter_async_context(_tuner(mesh))
+        await stack.enter_async_context(_dispatcher(mesh))
+        yield mesh
+
+
+@asynccontextmanager
+async def _workers(mesh: EmbeddedMesh, store: StateStore) -> AsyncIterator[None]:
+    async with AsyncExitStack() as engines:
+        services: dict[str, Serve] = {}
+        for spec in mesh.params.fleet:
+            engine = await engines.enter_async_context(SimulatedEngine.open(spec, mesh.clock))
+            name = f"worker {spec.instance_id}"
+            probe = _probe(mesh, name, Metrics("worker", spec.instance_id))
+            worker = build_worker(
+                broker=mesh.broker,
+                store=store,
+                engine=engine,
+                clock=mesh.clock,
+                topics=mesh.topics,
+                params=WorkerParams(
+                    instance_id=spec.instance_id,
+                    capacity=spec.max_num_seqs,
+                    drain_s=mesh.params.drain_s,
+                ),
+                metrics=probe.metrics,
+                health=probe.health,
+            )
+            services[name] = worker.serve
+        async with _serving(mesh, services):
+            yield
+
+
+@asynccontextmanager
+async def _tuner(mesh: EmbeddedMesh) -> AsyncIterator[None]:
+    probe = _probe(mesh, "tuner", Metrics("tuner"))
+    with replay_processes() as executor:
+        tuner = build_tuner(
+            broker=mesh.broker,
+            replay=ProcessReplay(executor),
+            clock=mesh.clock,
+            topics=mesh.topics,
+            params=TunerParams(policy=mesh.params.policy, initial_alpha=mesh.params.alpha),
+            metrics=probe.metrics,
+            health=probe.health,
+        )
+        async with _serving(mesh, {"tuner": tuner.serve}):
+            yield
+
+
+@asynccontextmanager
+async def _dispatcher(mesh: EmbeddedMesh) -> AsyncIterator[None]:
+    probe = _probe(mesh, "dispatcher", Metrics("dispatcher"))
+    dispatcher = build_dispatcher(
+        broker=mesh.broker,
+        clock=mesh.clock,
+        topics=mesh.topics,
+        params=DispatcherParams(
+            dispatcher_id="embedded", policy=mesh.params.policy, alpha=mesh.params.alpha
+        ),
+        metrics=probe.metrics,
+        health=probe.health,
+    )
+    async with _serving(mesh, {"dispatcher": dispatcher.serve}):
+        yield
+
+
+def _probe(mesh: EmbeddedMesh, name: str, metrics: Metrics) -> ServiceProbe:
+    probe = ServiceProbe(metrics=metrics, health=Health(mesh.clock))
+    mesh.services[name] = probe
+    return probe
+
+
+@asynccontextmanager
+async def _serving(mesh: EmbeddedMesh, services: Mapping[str, Serve]) -> AsyncIterator[None]:
+    """Run services until the block ends; they are ready when it begins."""
+    stop = asyncio.Event()
+    async with asyncio.TaskGroup() as group:
+        tasks = [
+            group.create_task(_run(serve, stop), name=name) for name, serve in services.items()
+        ]
+        await _ready({name: mesh.services[name].health for name in services})
+        try:
+            yield
+        finally:
+            stop.set()
+            _, late = await asyncio.wait(tasks, timeout=mesh.params.drain_s + STOP_SLACK_S)
+            for task in late:
+                log.warning("service_stopped_late", service=task.get_name())
+                task.cancel()
+
+
+async def _run(serve: Serve, stop: asyncio.Event) -> None:
+    await serve(stop)
+
+
+async def _ready(waiting: dict[str, Health]) -> None:
+    try:
+        async with asyncio.timeout(READY_WITHIN_S):
+            while any(h.unready_causes() for h in waiting.values()):  # noqa: ASYNC110 - no event
+                await asyncio.sleep(POLL_S)
+    except TimeoutError as exc:
+        causes = {name: health.unready_causes() for name, health in waiting.items()}
+        text = "; ".join(f"{name}: {cause}" for name, cause in causes.items() if cause)
+        raise TransientError(f"the mesh was not ready within {READY_WITHIN_S:g} s: {text}") from exc
