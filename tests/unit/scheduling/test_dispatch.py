@@ -113,15 +113,12 @@ def test_no_instance_at_all_rejects() -> None:
 
 
 def test_an_assignment_counts_before_the_next_call() -> None:
-    """Two equal calls on two equal idle instances go to different ones."""
-    result = plan(
-        make_policy("hexgen-flow", 0.1),
-        [make_call("r1"), make_call("r2")],
-        [make_view("a"), make_view("b")],
-        {},
-        0.0,
-    )
-    assert {one.choice.instance_id for one in result.assignments} == {"a", "b"}
+    """Twelve equal calls planned at once on four equal idle instances: three for each."""
+    calls = [make_call(f"r{number}") for number in range(12)]
+    views = [make_view(name) for name in "abcd"]
+    result = plan(make_policy("hexgen-flow", 0.1), calls, views, {}, 0.0)
+    shares = Counter(one.choice.instance_id for one in result.assignments)
+    assert shares == dict.fromkeys("abcd", 3)
 
 
 def test_an_assignment_warms_its_instance_for_the_next_call() -> None:
