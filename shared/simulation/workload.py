@@ -4,6 +4,7 @@
 """
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Protocol
@@ -211,11 +212,18 @@ def isolated_s(query: TraceQuery, fleet: Sequence[InstanceSpec]) -> float:
     """
     pool = [spec for spec in fleet if query.model == spec.model or query.model in spec.adapters]
     if not pool:
-        offered = ", ".join(sorted({spec.model for spec in fleet})) or "none"
-        raise ConfigError(
-            f"query {query.query_id} asks for model {query.model!r}; the fleet offers: {offered}"
-        )
-    return sum(_isolated_on(query, spec) for spec in pool) / len(pool)
+        raise _no_instance(query, fleet)
+    speeds = Counter((spec.latency, spec.max_batched_tokens) for spec in pool)
+    samples = {(spec.latency, spec.max_batched_tokens): spec for spec in pool}
+    total_s = sum(count * _isolated_on(query, samples[speed]) for speed, count in speeds.items())
+    return total_s / len(pool)
+
+
+def _no_instance(query: TraceQuery, fleet: Sequence[InstanceSpec]) -> ConfigError:
+    offered = ", ".join(sorted({spec.model for spec in fleet})) or "none"
+    return ConfigError(
+        f"query {query.query_id} asks for model {query.model!r}; the fleet offers: {offered}"
+    )
 
 
 def _isolated_on(query: TraceQuery, spec: InstanceSpec) -> float:
@@ -247,9 +255,11 @@ def check_fits(queries: Sequence[TraceQuery], fleet: Sequence[InstanceSpec]) -> 
         for model in (spec.model, *spec.adapters):
             room[model] = max(room.get(model, 0), min(spec.max_context_tokens, spec.kv_tokens))
     for query in queries:
-        limit = room.get(query.model, room.get(_only_model(fleet) or "", 0))
+        model = _served_model(query, fleet)
+        if model not in room:
+            raise _no_instance(query, fleet)
         for stage in query.stages:
-            _check_stage(query, stage, limit)
+            _check_stage(query, stage, room[model])
 
 
 def _check_stage(query: TraceQuery, stage: TraceStage, limit: int) -> None:
@@ -295,17 +305,15 @@ def prepare(
     scales = tuple(slo_scales) if slo_scales is not None else DEFAULT_SLO_SCALES
     _check_scales(scales, tenants)
     check_fits(queries, fleet)
-    only_model = _only_model(fleet)
     times_s = arrivals.times_s(queries, rng)
     owners = _draw_tenants(len(queries), tenants, rng)
     prepared = []
     for query, arrival_s, owner in zip(queries, times_s, owners, strict=True):
-        model = only_model if only_model and query.model == _ANY_MODEL else query.model
         scale = float(rng.choice(owner.scales if owner else scales))
         placed = msgspec.structs.replace(
             query,
             arrival_s=arrival_s,
-            model=model,
+            model=_served_model(query, fleet),
             tenant=owner.tenant if owner else query.tenant,
         )
         prepared.append(_with_slo(placed, scale, fleet, keep=slo_scales is None and not owner))
@@ -345,9 +353,12 @@ def _check_scales(scales: Sequence[float], tenants: Sequence[TenantSlo]) -> None
             _positive(scale, f"an SLO scale of tenant {tenant.tenant!r}")
 
 
-def _only_model(fleet: Sequence[InstanceSpec]) -> str | None:
-    models = {spec.model for spec in fleet}
-    return models.pop() if len(models) == 1 else None
+def _served_model(query: TraceQuery, fleet: Sequence[InstanceSpec]) -> str:
+    if query.model == _ANY_MODEL:
+        models = {spec.model for spec in fleet}
+        if len(models) == 1:
+            return models.pop()
+    return query.model
 
 
 def _needed(rate_qps: float | None) -> float:

@@ -167,6 +167,13 @@ def test_a_model_nobody_serves_is_refused() -> None:
         isolated_s(make_trace_query("q", model="m"), [make_spec()])
 
 
+def test_a_fleet_of_several_models_serves_no_query_without_a_model() -> None:
+    """`default` is ambiguous there: the error says what the fleet offers."""
+    fleet = [make_spec("a", model="m"), make_spec("b", model="n")]
+    with pytest.raises(ConfigError, match="asks for model 'default'; the fleet offers: m, n"):
+        prepare(MANY[:1], fleet, PoissonArrivals(1.0), (3.0,), np.random.default_rng(0))
+
+
 def test_prepare_draws_scales_and_multiplies_the_isolated_time() -> None:
     """Every SLO is one of the scales times the query's own isolated time, each scale occurs."""
     fleet = builtin_fleet("hetero-1")
