@@ -253,7 +253,7 @@ class Tuner:
         return None
 
     async def _learn(self, window: Episode) -> None:
-        for workflow, shape in shape_from_trace(window.queries).items():
+        for workflow, shape in shape_from_trace(window.queries, priors=self._shapes()).items():
             known = self._profiles.get(workflow)
             profile = WorkflowProfile(
                 shape=shape,
