@@ -1,0 +1,70 @@
+"""Composition root of the worker: the only place that builds its adapters."""
+
+import asyncio
+
+from services.worker.params import WorkerParams
+from services.worker.settings import WorkerSettings
+from services.worker.worker import Worker
+from shared.adapters.clock import SystemClock
+from shared.adapters.kafka import KafkaBroker
+from shared.adapters.redis_store import RedisStore
+from shared.adapters.simulated_engine import SimulatedEngine
+from shared.contracts.topics import Topics
+from shared.ports import Broker, Clock, Engine, StateStore
+from shared.runtime.connections import kafka_params, redis_params
+from shared.runtime.health import Health, probes
+from shared.runtime.metrics import Metrics
+from shared.runtime.settings import MeshSettings
+
+
+def build_worker(
+    *,
+    broker: Broker,
+    store: StateStore,
+    engine: Engine,
+    clock: Clock,
+    topics: Topics,
+    params: WorkerParams,
+    metrics: Metrics,
+    health: Health,
+) -> Worker:
+    """Return a worker on the given adapters (used by processes and by the embedded mesh)."""
+    return Worker(
+        broker=broker,
+        store=store,
+        engine=engine,
+        clock=clock,
+        topics=topics,
+        params=params,
+        metrics=metrics,
+        health=health,
+    )
+
+
+async def run(mesh: MeshSettings, settings: WorkerSettings, stop: asyncio.Event) -> None:
+    """Run one worker as a process of its own until `stop` is set.
+
+    Raises:
+        ConfigError: A setting, or the fleet, is wrong.
+        EngineDead: The engine died; its calls are handed back.
+    """
+    spec = settings.spec()
+    clock = SystemClock(time_scale=mesh.time_scale)
+    metrics, health = Metrics("worker", spec.instance_id), Health(clock)
+    async with (
+        probes(health, metrics, host=mesh.probes.host, port=mesh.probes.port),
+        SimulatedEngine.open(spec, clock) as engine,
+        RedisStore.open(redis_params(mesh)) as store,
+        KafkaBroker.open(kafka_params(mesh, f"worker-{spec.instance_id}")) as broker,
+    ):
+        worker = build_worker(
+            broker=broker,
+            store=store,
+            engine=engine,
+            clock=clock,
+            topics=mesh.topics.topics(),
+            params=settings.params(spec, mesh.drain_s),
+            metrics=metrics,
+            health=health,
+        )
+        await worker.serve(stop)

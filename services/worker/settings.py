@@ -1,0 +1,96 @@
+"""The worker's own settings (prefix `WORKER_`); see `WorkerParams` for each."""
+
+import difflib
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from services.worker.params import MIB, WorkerParams
+from shared.domain.instance import InstanceSpec
+from shared.errors import ConfigError
+from shared.simulation.fleets import BUILTIN_GPUS, INSTANCE_ID, builtin_fleet, parse_fleet
+
+NOT_PARAMS = frozenset({"engine", "fleet", "fleet_file"})
+WallS = Annotated[float, Field(gt=0, le=3_600)]
+
+
+class WorkerSettings(BaseSettings):
+    """Which instance this is and how its worker behaves; `_s` are wall seconds unless noted."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="WORKER_", env_nested_delimiter="__", frozen=True, extra="forbid"
+    )
+
+    instance_id: str = Field(pattern=f"^{INSTANCE_ID.pattern}$")
+    engine: Literal["simulated"] = "simulated"
+    fleet: str = "hetero-1"
+    fleet_file: Path | None = None
+    capacity: int | None = Field(default=None, ge=1, le=100_000)
+    queue_bound: int = Field(default=10_000, ge=1, le=1_000_000)
+    queue_bytes: int = Field(default=256 * MIB, ge=MIB)
+    max_attempts: int = Field(default=3, ge=1, le=100)
+    evict_after_s: float = Field(default=3_600.0, ge=0, le=30 * 86_400)
+    stall_floor_s: float = Field(default=600.0, gt=0, le=86_400)
+    stall_factor: float = Field(default=30.0, ge=1, le=10_000)
+    stall_wall_s: WallS = 30.0
+    heartbeat_s: Annotated[float, Field(ge=0.05, le=60)] = 1.0
+    coalesce_s: Annotated[float, Field(ge=0.001, le=10)] = 0.05
+    commit_s: WallS = 0.5
+    recommit_s: float = Field(default=3_600.0, gt=0, le=86_400)
+    heal_s: WallS = 1.0
+    recheck_s: Annotated[float, Field(ge=0.001, le=10)] = 0.25
+    drain_s: float | None = Field(default=None, ge=0, le=3_600)
+    linger_s: float = Field(default=0.5, ge=0, le=60)
+    abort_s: WallS = 4.0
+    standby_s: WallS = 3.0
+    num_remembered: int = Field(default=50_000, ge=0, le=10_000_000)
+
+    @model_validator(mode="after")
+    def _agree(self) -> Self:
+        """Refuse values that contradict each other."""
+        if self.coalesce_s > self.heartbeat_s:
+            raise ValueError("coalesce_s must not be above heartbeat_s")
+        return self
+
+    def spec(self) -> InstanceSpec:
+        """Return the instance's description from the fleet (`fleet_file` wins over `fleet`).
+
+        Raises:
+            ConfigError: The fleet cannot be read or has no such instance.
+        """
+        if self.fleet_file is None:
+            name, specs = self.fleet, builtin_fleet(self.fleet)
+        else:
+            name = str(self.fleet_file)
+            try:
+                text = self.fleet_file.read_bytes()
+            except OSError as exc:
+                raise ConfigError(f"WORKER_FLEET_FILE={name}: {exc.strerror}") from exc
+            specs = parse_fleet(text, self.fleet_file.name)
+        by_id = {spec.instance_id: spec for spec in specs}
+        if self.instance_id not in by_id:
+            near = difflib.get_close_matches(self.instance_id, by_id, n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise ConfigError(
+                f"WORKER_INSTANCE_ID={self.instance_id} is not in fleet {name} (it has "
+                f"{', '.join(by_id)}){hint} Other built-in fleets: {', '.join(BUILTIN_GPUS)}; "
+                "or give your own with WORKER_FLEET_FILE"
+            )
+        return by_id[self.instance_id]
+
+    def params(self, spec: InstanceSpec, mesh_drain_s: float) -> WorkerParams:
+        """Return these settings as the core takes them.
+
+        Args:
+            spec: The instance; its batch size is the capacity unless one is set.
+            mesh_drain_s: Wall seconds until the process is cut off after a signal; running calls
+                get what is left when the time to hand back and say goodbye is taken off.
+        """
+        own = self.model_dump(exclude=set(NOT_PARAMS))
+        drain_s = own.pop("drain_s")
+        if drain_s is None:
+            drain_s = max(0.0, mesh_drain_s - 2 * self.abort_s)
+        capacity = own.pop("capacity") or spec.max_num_seqs
+        return WorkerParams(**own, drain_s=drain_s, capacity=capacity)
