@@ -1,0 +1,67 @@
+"""What the dispatcher's core is told: plain values, no environment."""
+
+import msgspec
+
+from shared.contracts.topics import STAGE_RESULTS
+from shared.scheduling.policies import DEFAULT_POLICY
+
+MIB = 1024 * 1024
+
+
+class DispatcherParams(msgspec.Struct, frozen=True, kw_only=True):
+    """How a dispatcher behaves. `_s` without another word are wall seconds.
+
+    Attributes:
+        dispatcher_id: Unique per process; names its probes.
+        policy: Registry name of the policy.
+        alpha: α until `control` says otherwise, in [0, 1].
+        tenant_slo_s: tenant -> SLO of its queries that name none, mesh seconds.
+        slo_factor: SLO of any other query that names none, multiple of its isolated time.
+        slo_floor_s: Shortest SLO that is granted, mesh seconds: a tenant cannot jump the queue by
+            asking for the impossible.
+        live_s: Longest silence of an instance that still gets calls.
+        no_instance_grace_s: How long a call waits for an eligible instance to come back.
+        pending_bound: Most calls that wait here unassigned.
+        pending_bytes: Most bytes of calls that wait here unassigned.
+        max_in_flight: Most records published and not acknowledged before fetching pauses.
+        max_skew_s: How far in the future a claimed query arrival may lie.
+        max_query_age_s: How old a claimed query arrival may be, mesh seconds.
+        reply_topics: Topics that outcomes may be asked for on.
+        remembered_calls: How many ended deliveries are remembered for dropping duplicates.
+        remembered_queries: How many queries' arrival and SLO are remembered.
+        fetch_records: Most records per fetch.
+        commit_interval_s: Time between commits.
+        recommit_s: Time after which unchanged positions are committed again, so that the group's
+            offsets never expire.
+        tick_s: Time between checks of what only time changes.
+        revoke_wait_s: How long a partition's move waits for publishes under way.
+        probe_interval_s: Time between recovery probes.
+        dead_after_s: Silence, in the broker's time and covered by probes, after which an instance
+            is dead.
+        max_attempts: Attempt number from which a call of a dead instance is given up.
+    """
+
+    dispatcher_id: str
+    policy: str = DEFAULT_POLICY
+    alpha: float = 0.1
+    tenant_slo_s: dict[str, float] = {}
+    slo_factor: float = 5.0
+    slo_floor_s: float = 0.5
+    live_s: float = 5.0
+    no_instance_grace_s: float = 30.0
+    pending_bound: int = 10_000
+    pending_bytes: int = 256 * MIB
+    max_in_flight: int = 1_000
+    max_skew_s: float = 5.0
+    max_query_age_s: float = 86_400.0
+    reply_topics: tuple[str, ...] = (STAGE_RESULTS,)
+    remembered_calls: int = 200_000
+    remembered_queries: int = 100_000
+    fetch_records: int = 500
+    commit_interval_s: float = 0.3
+    recommit_s: float = 3_600.0
+    tick_s: float = 0.5
+    revoke_wait_s: float = 2.0
+    probe_interval_s: float = 1.0
+    dead_after_s: float = 6.0
+    max_attempts: int = 5

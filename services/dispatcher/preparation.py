@@ -1,0 +1,107 @@
+"""What a policy needs to know of a call: predicted lengths, its SLO, its stage's budget.
+
+The budget freezes here, when the stage becomes ready, and travels with the call: a call that is
+handed back keeps `ready_at_s`, `slo_s` and `t_slo_s`, and only its costs are computed anew.
+"""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from services.dispatcher.intake import QueryMemory, prompt_bytes
+from services.dispatcher.params import DispatcherParams
+from shared.contracts.messages import StageRequest
+from shared.scheduling.budget import stage_budget_s
+from shared.scheduling.policy import InstanceView, WaitingCall
+from shared.scheduling.profiles import Predictor
+
+
+class Prepared(msgspec.Struct, frozen=True, kw_only=True):
+    """A call ready to be planned.
+
+    Attributes:
+        request: The call with SLO and budget filled in.
+        call: What the policy sees.
+    """
+
+    request: StageRequest
+    call: WaitingCall
+
+
+def prepare(
+    request: StageRequest,
+    members: Sequence[InstanceView],
+    predictor: Predictor,
+    params: DispatcherParams,
+    memory: QueryMemory,
+) -> Prepared:
+    """Return a call with its predictions and budget.
+
+    Args:
+        request: The call, with `ready_at_s` and `arrival_s` filled in.
+        members: The instances that may serve it.
+        predictor: Lengths and times.
+        params: SLO defaults and floor.
+        memory: SLOs chosen for earlier calls of the same query.
+    """
+    ready_at_s = request.ready_at_s or 0.0
+    arrival_s = request.arrival_s if request.arrival_s is not None else ready_at_s
+    if request.t_slo_s is None or request.slo_s is None:
+        slo_s, is_default = _slo_s(request, members, predictor, params, memory)
+        if is_default:
+            memory.remember(request.query_id, arrival_s, slo_s)
+        workflow, stage, iteration = request.workflow, request.stage, request.iteration
+        t_slo_s = stage_budget_s(
+            slo_s,
+            ready_at_s - arrival_s,
+            predictor.stage_s(workflow, stage, iteration, members),
+            predictor.remaining_s(workflow, stage, iteration, members),
+        )
+        request = msgspec.structs.replace(
+            request, slo_s=slo_s, t_slo_s=t_slo_s, slo_defaulted=is_default
+        )
+    return Prepared(request=request, call=_waiting_call(request, arrival_s, predictor))
+
+
+def _waiting_call(request: StageRequest, arrival_s: float, predictor: Predictor) -> WaitingCall:
+    input_tokens = predictor.input_tokens(
+        request.workflow,
+        request.stage,
+        request.input_tokens_estimate,
+        prompt_bytes=prompt_bytes(request),
+    )
+    needed = input_tokens + (request.max_tokens or 1)
+    return WaitingCall(
+        request_id=request.request_id,
+        query_id=request.effective_query_id,
+        tenant=request.tenant,
+        model=request.model,
+        features=request.needs.features,
+        input_tokens=input_tokens,
+        output_tokens=predictor.output_tokens(request.workflow, request.stage, request.max_tokens),
+        context_tokens=request.needs.context_tokens or needed,
+        prefix=request.prefix,
+        ready_at_s=request.ready_at_s or 0.0,
+        t_slo_s=request.t_slo_s or 0.0,
+        deadline_s=arrival_s + (request.slo_s or 0.0),
+    )
+
+
+def _slo_s(
+    request: StageRequest,
+    members: Sequence[InstanceView],
+    predictor: Predictor,
+    params: DispatcherParams,
+    memory: QueryMemory,
+) -> tuple[float, bool]:
+    """Return the query's SLO and whether the mesh chose it; never below the floor."""
+    if request.slo_s is not None:
+        return max(request.slo_s, params.slo_floor_s), False
+    known_s = memory.slo_s(request.query_id)
+    if known_s is not None:
+        return known_s, True
+    tenant_s = params.tenant_slo_s.get(request.tenant)
+    if tenant_s is None:
+        isolated_s = predictor.isolated_s(request.workflow, request.stage, members)
+        tenant_s = params.slo_factor * isolated_s
+    return max(tenant_s, params.slo_floor_s), True
