@@ -8,7 +8,7 @@ import typer
 from services.cli.version import installed_version
 from shared.contracts.asyncapi import document
 
-app = typer.Typer(pretty_exceptions_enable=False)
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
 @app.command()

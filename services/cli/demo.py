@@ -30,7 +30,7 @@ MEANING = {
     "wb+fcfs": "scores instances by expected work, first come first served",
 }
 
-app = typer.Typer(pretty_exceptions_enable=False)
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
 class DemoPlan(msgspec.Struct, frozen=True, kw_only=True):

@@ -76,6 +76,8 @@ class EmbeddedMesh(MeshAccess):
     params: EmbeddedParams
     state_url: str
     """Where its state store listens."""
+    state_pid: int
+    """Process id of its state store."""
     services: dict[str, ServiceProbe] = field(default_factory=dict)
 
 
@@ -104,7 +106,12 @@ async def open_mesh_on(
         AsyncExitStack() as stack,
     ):
         mesh = EmbeddedMesh(
-            broker=broker, clock=clock, topics=topics, params=params, state_url=redis.url
+            broker=broker,
+            clock=clock,
+            topics=topics,
+            params=params,
+            state_url=redis.url,
+            state_pid=redis.pid or 0,
         )
         await stack.enter_async_context(_workers(mesh, store))
         if params.tunes:

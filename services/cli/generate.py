@@ -11,7 +11,7 @@ from services.cli.workload import generated
 from shared.errors import ConfigError
 from shared.simulation.traces import dump_authors_trace
 
-app = typer.Typer(pretty_exceptions_enable=False)
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
 @app.command()

@@ -1,5 +1,6 @@
 """Options that several commands share, and the settings behind them."""
 
+import logging
 import math
 from pathlib import Path
 from typing import Annotated
@@ -84,6 +85,9 @@ def parse_scales(text: str) -> tuple[float, ...]:
 def configure_logs(*, verbose: bool) -> None:
     """Send the services' logs to stderr: all of them, or warnings only."""
     logs.configure("INFO" if verbose else "WARNING", "console")
+    if not verbose:
+        # Our own errors say what the client library logs on every attempt.
+        logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
 
 
 def check_address(address: str) -> None:

@@ -38,7 +38,7 @@ DEFAULT_ALPHA = 0.1
 DEFAULT_TIME_SCALE = 10.0
 DEFAULT_FLEET = "hetero-1"
 
-app = typer.Typer(pretty_exceptions_enable=False)
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
 class ReplayPlan(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,12 +10,12 @@ from rich.table import Table
 
 from services.cli.console import EXIT_FAILED, print_json, stderr_console, stdout_console
 from services.cli.interrupts import run_until_stopped
-from services.cli.options import KafkaOption, mesh_settings
+from services.cli.options import JsonOption, KafkaOption, configure_logs, mesh_settings
 from services.cli.remote import connect
 from shared.contracts.topics import INSTANCE_PREFIX, Topics, TopicSpec
 from shared.ports import Broker
 
-app = typer.Typer(pretty_exceptions_enable=False)
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
@@ -152,12 +152,13 @@ def as_table(address: str, findings: Sequence[Finding]) -> Table:
 def topics(
     kafka: KafkaOption = None,
     check: Annotated[bool, typer.Option("--check", help="Create nothing; only look.")] = False,
-    as_json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    json: JsonOption = False,
 ) -> None:
     """Create the mesh's missing Kafka topics and check all of them.
 
     Exits with 1 when a topic is missing or unfit, and says what to do.
     """
+    configure_logs(verbose=False)
     settings = mesh_settings(kafka=kafka)
     address = settings.kafka.bootstrap_servers
 
@@ -166,7 +167,7 @@ def topics(
             return await examine(broker, settings.topics.topics(), create=not check)
 
     findings = run_until_stopped(main)
-    if as_json_:
+    if json:
         print_json(as_json(address, findings))
     else:
         stdout_console().print(as_table(address, findings))

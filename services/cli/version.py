@@ -4,7 +4,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 import typer
 
-app = typer.Typer(pretty_exceptions_enable=False)
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
 def installed_version() -> str:

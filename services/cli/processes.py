@@ -1,0 +1,212 @@
+"""The mesh as separate processes on this machine, on a given Kafka and Redis.
+
+Each service is `python -m services.<name>` with its settings in the environment, exactly as in
+production. The children never outlive this process (`shared.adapters.local_process`).
+"""
+
+import asyncio
+import os
+import sys
+import tempfile
+import urllib.request
+from collections.abc import AsyncIterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import msgspec
+
+from services.cli.remote import connect
+from services.cli.session import MeshAccess
+from shared.adapters.clock import SystemClock
+from shared.adapters.local_process import LOOPBACK, LocalProcess, free_port
+from shared.domain.instance import InstanceSpec
+from shared.errors import ConfigError, TransientError
+from shared.runtime.settings import MeshSettings
+from shared.scheduling.policies import DEFAULT_POLICY
+from shared.simulation.fleets import dump_fleet
+
+READY_WITHIN_S = 60.0
+STOP_GRACE_S = 20.0
+PROBE_TIMEOUT_S = 2.0
+
+
+class ProcessesParams(msgspec.Struct, frozen=True, kw_only=True):
+    """What to start.
+
+    Attributes:
+        fleet: One worker process each.
+        policy: The dispatchers' policy.
+        alpha: Its initial α; None: the dispatchers' default.
+        dispatchers: How many.
+        tunes: Whether a tuner runs too.
+        log_level: Of every process.
+        extra: Further environment variables of every process.
+    """
+
+    fleet: tuple[InstanceSpec, ...]
+    policy: str = DEFAULT_POLICY
+    alpha: float | None = None
+    dispatchers: int = 2
+    tunes: bool = True
+    log_level: str = "INFO"
+    extra: dict[str, str] = {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessMesh(MeshAccess):
+    """A mesh of processes that this one started."""
+
+    processes: dict[str, LocalProcess]
+    ports: dict[str, int] = field(default_factory=dict)
+    """Name -> port of its probes and metrics on loopback."""
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """Name -> process id of those that run."""
+        return {name: one.pid for name, one in self.processes.items() if one.pid is not None}
+
+    def log_path(self, name: str) -> Path:
+        """Return where a process writes its log."""
+        return self.processes[name].log_path
+
+    def metrics(self, name: str) -> str:
+        """Return a process's metrics as Prometheus text.
+
+        Raises:
+            OSError: It does not answer.
+        """
+        return _get(self.ports[name], "metrics")
+
+    def stop_services(self) -> None:
+        """Stop every process in order: dispatchers first, workers last; blocks."""
+        _stop_all(list(self.processes.values()))
+
+
+@asynccontextmanager
+async def open_processes(
+    settings: MeshSettings, params: ProcessesParams, log_dir: Path | None = None
+) -> AsyncIterator[ProcessMesh]:
+    """Run a mesh's services as processes for as long as the block lasts.
+
+    Creates the topics first; returns when every service is ready.
+
+    Args:
+        settings: Kafka, Redis, topics and time scale.
+        params: What to start.
+        log_dir: Where the processes write their logs; None: a temporary folder that stays.
+
+    Raises:
+        BrokerUnavailable: Kafka does not answer.
+        TransientError: A service did not become ready; the message has the end of its log.
+    """
+    folder = log_dir or Path(tempfile.mkdtemp(prefix="hexflow-logs-"))
+    async with connect(settings, "hexflow-up") as broker:
+        topics = settings.topics.topics()
+        await broker.create_topics(topics.specs())
+        mesh = ProcessMesh(
+            broker=broker,
+            clock=SystemClock(time_scale=settings.time_scale),
+            topics=topics,
+            processes={},
+        )
+        try:
+            for name, module, own in _services(params, folder):
+                _start(mesh, settings, params, name, module, own, folder)
+            await asyncio.to_thread(_wait_ready, mesh)
+            yield mesh
+        finally:
+            await asyncio.to_thread(mesh.stop_services)
+
+
+def _services(params: ProcessesParams, folder: Path) -> list[tuple[str, str, dict[str, str]]]:
+    """Return (name, module, own variables) of every process."""
+    found = [
+        (f"worker-{spec.instance_id}", "services.worker", _worker(spec, folder))
+        for spec in params.fleet
+    ]
+    if params.tunes:
+        own = {"TUNER_TUNER_ID": "tuner-0", "TUNER_POLICY": params.policy}
+        if params.alpha is not None:
+            own["TUNER_INITIAL_ALPHA"] = repr(params.alpha)
+        found.append(("tuner-0", "services.tuner", own))
+    for index in range(params.dispatchers):
+        own = {"DISPATCHER_POLICY": params.policy}
+        if params.alpha is not None:
+            own["DISPATCHER_ALPHA"] = repr(params.alpha)
+        found.append((f"dispatcher-{index}", "services.dispatcher", own))
+    return found
+
+
+def _worker(spec: InstanceSpec, folder: Path) -> dict[str, str]:
+    path = folder / f"{spec.instance_id}.toml"
+    path.write_text(dump_fleet((spec,)))
+    return {"WORKER_INSTANCE_ID": spec.instance_id, "WORKER_FLEET_FILE": str(path)}
+
+
+def mesh_variables(settings: MeshSettings) -> dict[str, str]:
+    """Return the variables that give a child process these mesh-wide settings.
+
+    Everything that is not an option of the command line comes from this process's own
+    environment, which children inherit.
+    """
+    return {
+        "HEXFLOW_KAFKA__BOOTSTRAP_SERVERS": settings.kafka.bootstrap_servers,
+        "HEXFLOW_REDIS__URL": settings.redis.url,
+        "HEXFLOW_TIME_SCALE": repr(settings.time_scale),
+        "HEXFLOW_TOPICS__PREFIX": settings.topics.prefix,
+    }
+
+
+def _start(
+    mesh: ProcessMesh,
+    settings: MeshSettings,
+    params: ProcessesParams,
+    name: str,
+    module: str,
+    own: Mapping[str, str],
+    folder: Path,
+) -> None:
+    port = free_port()
+    environ = {
+        **os.environ,
+        **mesh_variables(settings),
+        "HEXFLOW_LOG__LEVEL": params.log_level,
+        "HEXFLOW_PROBES__PORT": str(port),
+        **own,
+        **params.extra,
+    }
+    process = LocalProcess(name, [sys.executable, "-m", module], folder / f"{name}.log", environ)
+    mesh.processes[name] = process
+    mesh.ports[name] = port
+    process.start()
+
+
+def _wait_ready(mesh: ProcessMesh) -> None:
+    for name, process in mesh.processes.items():
+        port = mesh.ports[name]
+        try:
+            process.wait_until(partial(_is_ready, port), READY_WITHIN_S)
+        except ConfigError as exc:
+            raise TransientError(str(exc)) from exc
+
+
+def _is_ready(port: int) -> bool:
+    return bool(_get(port, "ready"))
+
+
+def _get(port: int, path: str) -> str:
+    # Loopback and a path of our own; an answer other than 200 raises an OSError.
+    url = f"http://{LOOPBACK}:{port}/{path}"
+    with urllib.request.urlopen(url, timeout=PROBE_TIMEOUT_S) as answer:
+        return str(answer.read().decode())
+
+
+def _stop_all(processes: Sequence[LocalProcess]) -> None:
+    """Stop dispatchers first, workers last, those of one kind at the same time."""
+    with ThreadPoolExecutor(max_workers=max(1, len(processes))) as pool:
+        for kind in ("dispatcher", "tuner", "worker"):
+            chosen = [one for one in processes if one.name.startswith(kind)]
+            list(pool.map(lambda one: one.stop(STOP_GRACE_S), chosen))

@@ -1,0 +1,285 @@
+"""`hexflow up`: a whole mesh on this machine, with a live view."""
+
+import asyncio
+import os
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+from rich.console import Console, Group
+from rich.live import Live
+
+from services.cli.console import stderr_console
+from services.cli.embedded import DEFAULT_ALPHA, EmbeddedParams, open_embedded, open_mesh_on
+from services.cli.interrupts import run_until_stopped
+from services.cli.options import (
+    AlphaOption,
+    FleetOption,
+    KafkaOption,
+    PolicyOption,
+    RedisOption,
+    TimeScaleOption,
+    VerboseOption,
+    configure_logs,
+    mesh_settings,
+)
+from services.cli.processes import ProcessesParams, open_processes
+from services.cli.progress import status_text
+from services.cli.session import MeshAccess, drive, new_run_id
+from services.cli.tally import Tally
+from services.cli.watch import MeshWatch, watch_line, watch_table, watching
+from services.cli.workload import WorkloadParams, build_workload, load_fleet
+from shared.adapters.clock import SystemClock
+from shared.adapters.kafka import KafkaBroker
+from shared.adapters.local_kafka import LocalKafka, LocalKafkaParams, default_cache_dir
+from shared.contracts.topics import STAGE_REQUESTS, STAGE_RESULTS
+from shared.domain.instance import InstanceSpec
+from shared.errors import ConfigError
+from shared.runtime.connections import kafka_params
+from shared.runtime.settings import MeshSettings
+from shared.scheduling.policies import DEFAULT_POLICY, make_policy
+
+REFRESH_S = 0.5
+LINE_EVERY_S = 15.0
+LOAD_BATCH = 1_000
+
+UNREACHABLE = (
+    "[yellow]Kafka clients cannot reach this mesh:[/yellow] its broker lives in this process. "
+    "For one that they can reach: hexflow up --with-kafka (needs Java 17 and Maven), or "
+    "hexflow up --kafka HOST:PORT --redis URL on servers of your own."
+)
+SAMPLE = """\
+A producer in Python (any language will do: hexflow asyncapi prints the contract):
+
+    import asyncio, msgpack
+    from aiokafka import AIOKafkaProducer
+
+    async def main():
+        async with AIOKafkaProducer(bootstrap_servers="{address}") as producer:
+            call = {{"type": "stage_request", "request_id": "r1", "query_id": "q1",
+                    "workflow": "mine", "stage": "ask", "model": "{model}",
+                    "prompt": "select 1?", "slo_s": 60.0,
+                    "reply_to": {{"topic": "stage-results", "partition": 0}}}}
+            await producer.send_and_wait("{topic}", msgpack.packb(call), key=b"q1")
+
+    asyncio.run(main())
+
+Its outcome appears on {results}, partition 0. From another terminal:
+    hexflow replay --generate natural --kafka {address}"""
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+class UpPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What to run.
+
+    Attributes:
+        fleet: Name or file of the fleet.
+        policy: Scheduling policy.
+        alpha: Its initial α.
+        time_scale: Mesh seconds per wall second.
+        with_kafka: Start a real Kafka on this machine.
+        settings: Kafka and Redis of the user's own; None: embedded.
+        dispatchers: Dispatcher processes, with `settings`.
+        rate_qps: Queries per mesh second to drive through it; 0: none.
+    """
+
+    fleet: str
+    policy: str
+    alpha: float
+    time_scale: float
+    with_kafka: bool
+    settings: MeshSettings | None
+    dispatchers: int
+    rate_qps: float
+
+
+async def up(plan: UpPlan, console: Console, stop: asyncio.Event) -> None:
+    """Run a mesh until `stop` is set.
+
+    Raises:
+        ConfigError: A name, file or value is wrong, or Kafka cannot be started here.
+        MeshError: The servers named cannot be reached.
+    """
+    fleet = load_fleet(plan.fleet)
+    tally = Tally()
+    async with _open(plan, fleet, console) as access, watching(access) as watch:
+        async with asyncio.TaskGroup() as group:
+            if plan.rate_qps > 0:
+                load = _load(plan, fleet, access, tally, stop)
+                group.create_task(load, name="load")
+            group.create_task(_view(console, watch, tally, stop), name="view")
+        console.print("draining: running calls finish, waiting ones are handed back", style="dim")
+    console.print(watch_line(watch))
+
+
+@asynccontextmanager
+async def _open(
+    plan: UpPlan, fleet: tuple[InstanceSpec, ...], console: Console
+) -> AsyncIterator[MeshAccess]:
+    params = EmbeddedParams(
+        fleet=fleet, policy=plan.policy, alpha=plan.alpha, time_scale=plan.time_scale
+    )
+    async with AsyncExitStack() as stack:
+        if plan.settings is not None:
+            many = ProcessesParams(
+                fleet=fleet,
+                policy=plan.policy,
+                alpha=plan.alpha,
+                dispatchers=plan.dispatchers,
+            )
+            processes = await stack.enter_async_context(open_processes(plan.settings, many))
+            address = plan.settings.kafka.bootstrap_servers
+            console.print(f"{len(processes.pids)} service processes on Kafka {address}")
+            for name, pid in processes.pids.items():
+                console.print(f"  {name:<24} pid {pid}   log {processes.log_path(name)}")
+            access: MeshAccess = processes
+            _print_sample(console, address, fleet, access)
+        elif plan.with_kafka:
+            access, address = await stack.enter_async_context(_on_own_kafka(params, console))
+            _print_sample(console, address, fleet, access)
+        else:
+            access = await stack.enter_async_context(open_embedded(params))
+            console.print(f"The whole mesh runs in this process: {_services(fleet)}.")
+            console.print(UNREACHABLE)
+        if plan.time_scale != 1:
+            console.print(f"One wall second is {plan.time_scale:g} workload seconds.")
+        yield access
+
+
+@asynccontextmanager
+async def _on_own_kafka(
+    params: EmbeddedParams, console: Console
+) -> AsyncIterator[tuple[MeshAccess, str]]:
+    """Run the services of this process on a Kafka started for it."""
+    with tempfile.TemporaryDirectory(prefix="hexflow-kafka-") as folder:
+        kafka = LocalKafka(
+            LocalKafkaParams(data_dir=Path(folder), cache_dir=default_cache_dir(os.environ)),
+            lambda text: console.print(f"{text} ...", style="dim"),
+        )
+        try:
+            await asyncio.to_thread(kafka.start)
+            settings = mesh_settings(kafka=kafka.bootstrap)
+            clock = SystemClock(time_scale=params.time_scale)
+            async with (
+                KafkaBroker.open(kafka_params(settings, "hexflow-up")) as broker,
+                open_mesh_on(broker, clock, params, settings.topics.topics()) as mesh,
+            ):
+                console.print(
+                    f"Apache Kafka runs at [bold]{kafka.bootstrap}[/bold]; in this process: "
+                    f"{_services(params.fleet)}. Both end with it, with all their data."
+                )
+                yield mesh, kafka.bootstrap
+        finally:
+            await asyncio.to_thread(kafka.stop)
+
+
+def _services(fleet: tuple[InstanceSpec, ...]) -> str:
+    return f"dispatcher, tuner, {len(fleet)} workers with simulated engines"
+
+
+def _print_sample(
+    console: Console, address: str, fleet: tuple[InstanceSpec, ...], access: MeshAccess
+) -> None:
+    text = SAMPLE.format(
+        address=address,
+        model=fleet[0].model,
+        topic=access.topics.name(STAGE_REQUESTS),
+        results=access.topics.name(STAGE_RESULTS),
+    )
+    console.print(text, markup=False, soft_wrap=True)
+
+
+async def _load(
+    plan: UpPlan,
+    fleet: tuple[InstanceSpec, ...],
+    access: MeshAccess,
+    tally: Tally,
+    stop: asyncio.Event,
+) -> None:
+    seed = 0
+    while not stop.is_set():
+        params = WorkloadParams(limit=LOAD_BATCH, rate_qps=plan.rate_qps, seed=seed)
+        workload = await asyncio.to_thread(build_workload, params, fleet)
+        await drive(access, workload.queries, tally, stop, new_run_id(seed))
+        seed += 1
+
+
+async def _view(console: Console, watch: MeshWatch, tally: Tally, stop: asyncio.Event) -> None:
+    if not console.is_terminal:
+        while not await _stopped_within(LINE_EVERY_S, stop):
+            console.print(_status(watch, tally))
+        return
+    console.print("Ctrl-C drains and ends it.\n", style="dim")
+    with Live(console=console, auto_refresh=False) as live:
+        while True:
+            live.update(Group(watch_table(watch), _status(watch, tally)), refresh=True)
+            if await _stopped_within(REFRESH_S, stop):
+                return
+
+
+def _status(watch: MeshWatch, tally: Tally) -> str:
+    line = watch_line(watch)
+    if tally.queries["submitted"]:
+        line = f"queries: {status_text(tally)}\n{line}"
+    return line
+
+
+async def _stopped_within(wall_s: float, stop: asyncio.Event) -> bool:
+    try:
+        async with asyncio.timeout(wall_s):
+            await stop.wait()
+    except TimeoutError:
+        return False
+    return True
+
+
+@app.command()
+def command(
+    fleet: FleetOption = "hetero-1",
+    policy: PolicyOption = None,
+    alpha: AlphaOption = None,
+    time_scale: TimeScaleOption = 1.0,
+    rate: Annotated[
+        float,
+        typer.Option(min=0.0, help="Drive generated queries through it, per workload second."),
+    ] = 0.0,
+    with_kafka: Annotated[
+        bool, typer.Option("--with-kafka", help="Start a real Apache Kafka that clients can reach.")
+    ] = False,
+    kafka: KafkaOption = None,
+    redis: RedisOption = None,
+    dispatchers: Annotated[
+        int, typer.Option(min=1, max=64, help="With --kafka: how many dispatcher processes.")
+    ] = 2,
+    verbose: VerboseOption = False,
+) -> None:
+    """Run a whole mesh on this machine until Ctrl-C, with a live view.
+
+    By default everything runs in this process: an in-memory broker, an embedded Valkey, a
+    dispatcher, a tuner and one worker with a simulated engine per instance of the fleet. With
+    --kafka and --redis the services run as separate processes on those servers.
+    """
+    configure_logs(verbose=verbose)
+    if with_kafka and kafka is not None:
+        raise ConfigError("--with-kafka starts a Kafka, --kafka names one: use one of them")
+    if (kafka is None) != (redis is None):
+        raise ConfigError("--kafka and --redis go together: the services need both")
+    plan = UpPlan(
+        fleet=fleet,
+        policy=policy or DEFAULT_POLICY,
+        alpha=alpha if alpha is not None else DEFAULT_ALPHA,
+        time_scale=time_scale,
+        with_kafka=with_kafka,
+        settings=(
+            mesh_settings(kafka=kafka, redis=redis, time_scale=time_scale) if kafka else None
+        ),
+        dispatchers=dispatchers,
+        rate_qps=rate,
+    )
+    make_policy(plan.policy, plan.alpha)
+    run_until_stopped(lambda stop: up(plan, stderr_console(), stop))
