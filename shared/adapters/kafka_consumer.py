@@ -95,6 +95,8 @@ class KafkaConsumer:
         self._failure: Exception | None = None
         self._heard_s = time.monotonic()
         self._suspects: dict[TopicPartition, int] = {}
+        # Partitions that filled the last fetch; aiokafka alone would go on with them.
+        self._crowding: set[TopicPartition] = set()
 
     async def fetch(self, *, max_records: int = 500, timeout_s: float = 0.2) -> list[Record]:
         """Return records in offset order per partition; see the port."""
@@ -110,7 +112,7 @@ class KafkaConsumer:
             await asyncio.sleep(max(0.0, timeout_s - (time.monotonic() - began_s)))
             raise
         self._raise_failure()
-        return self._taken(batches)
+        return self._taken(batches, max_records)
 
     def assignment(self) -> frozenset[TopicPartition]:
         """Return the partitions read at present."""
@@ -228,7 +230,11 @@ class KafkaConsumer:
         try:
             async with asyncio.timeout(timeout_s):
                 await self._settled.wait()
-                return await client.getmany(
+                waiting = self._owned - self._crowding if self._crowding else ()
+                batches = waiting and await client.getmany(
+                    *map(foreign, waiting), max_records=max_records
+                )
+                return batches or await client.getmany(
                     timeout_ms=int(timeout_s * 1000), max_records=max_records
                 )
         except TimeoutError:
@@ -240,7 +246,7 @@ class KafkaConsumer:
             await self._replace(type(exc).__name__)
             return {}
 
-    def _taken(self, batches: Batches) -> list[Record]:
+    def _taken(self, batches: Batches, max_records: int) -> list[Record]:
         records: list[Record] = []
         for batch in batches.values():
             first = batch[0]
@@ -250,6 +256,7 @@ class KafkaConsumer:
         if records:
             self._heard_s = time.monotonic()
             self._suspects.clear()
+        self._crowding = {r.tp for r in records} if len(records) >= max_records else set()
         return records
 
     async def _look_after(self, client: Client) -> None:

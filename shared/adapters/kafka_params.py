@@ -120,7 +120,8 @@ class KafkaParams:
             "fetch_max_wait_ms": _milliseconds(self.fetch_wait_s),
             "max_partition_fetch_bytes": self.max_message_bytes,
             "session_timeout_ms": _milliseconds(self.session_timeout_s),
-            "heartbeat_interval_ms": _milliseconds(self.session_timeout_s / 4),
+            # Members learn of a rebalance from the answer to a heartbeat.
+            "heartbeat_interval_ms": _milliseconds(min(self.session_timeout_s / 4, HEARTBEAT_S)),
             "rebalance_timeout_ms": _milliseconds(self.rebalance_timeout_s),
             # Whether a reader makes progress is judged by its service's health probe.
             "max_poll_interval_ms": 24 * 3_600_000,
@@ -137,6 +138,7 @@ class KafkaParams:
 
 
 MAX_BATCH_BYTES = 64 * 1024
+HEARTBEAT_S = 0.5
 
 
 def _milliseconds(seconds: float) -> int:
