@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import msgspec
@@ -140,7 +140,8 @@ class Bench:
 
     async def publish_state(self, **fields: Any) -> None:
         """Publish a state of the instance, as somebody else would."""
-        state = InstanceState(**({"instance_id": INSTANCE, "spec": self.spec} | fields))
+        given: dict[str, Any] = {"instance_id": INSTANCE, "spec": self.spec}
+        state = InstanceState(**(given | fields))
         await self.broker.publish(
             TOPICS.name(INSTANCE_STATES), encode(state), key=INSTANCE.encode()
         )
@@ -190,7 +191,8 @@ class Bench:
 
     async def outcomes_once(self, count: int) -> list[CallOutcome]:
         """Return the outcomes as soon as there are at least `count`."""
-        return await until(self.outcomes, lambda found: len(found) >= count)
+        found: list[CallOutcome] = await until(self.outcomes, lambda found: len(found) >= count)
+        return found
 
     async def running(self, count: int) -> None:
         """Return when the engine has been given at least `count` calls in all."""
@@ -284,9 +286,7 @@ async def open_bench(
 
 def altered(params: WorkerParams = QUICK, **changes: Any) -> WorkerParams:
     """Return parameters with some changed."""
-    import dataclasses  # noqa: PLC0415
-
-    return dataclasses.replace(params, **changes)
+    return replace(params, **changes)
 
 
 def reply_to(topic: str, partition: int = 0) -> ReplyTo:
