@@ -110,14 +110,15 @@ class Worker:
             )
 
     async def _serve_lives(self, cancellations: Follower, stop: asyncio.Event) -> None:
-        over = asyncio.Event()
         async with asyncio.TaskGroup() as group:
-            group.create_task(cancellations.follow(over), name="cancellations")
+            following = group.create_task(
+                cancellations.follow(asyncio.Event()), name="cancellations"
+            )
             await self._caught_up(cancellations, stop)
             end = End.FENCED
             while end is End.FENCED and not stop.is_set():
                 end = await self._live(stop)
-            over.set()
+            following.cancel()
         if end is End.ENGINE_DEAD:
             raise EngineDead(f"the engine of {self._params.instance_id} died")
 

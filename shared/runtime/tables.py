@@ -40,14 +40,14 @@ class Follower:
         while not stop.is_set():
             self._beat()
             try:
+                if not self._caught_up.is_set() and await self._reached(targets):
+                    self._caught_up.set()
                 records = await self._consumer.fetch(timeout_s=0.2)
             except BrokerUnavailable:
                 await asyncio.sleep(0.2)
                 continue
             for record in records:
                 self._on_record(record)
-            if not self._caught_up.is_set() and await self._reached(targets):
-                self._caught_up.set()
 
     async def _targets(self) -> dict[TopicPartition, int]:
         while True:

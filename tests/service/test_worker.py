@@ -109,8 +109,8 @@ async def test_most_urgent_call_starts_first(bench: Bench) -> None:
 
 async def test_engine_gets_no_more_than_it_can_batch(bench: Bench) -> None:
     """Calls wait in our queue, not in the engine, when its memory or capacity is used up."""
-    large = 60_000  # two of these exceed the engine's 100,000 tokens of KV cache
-    spec = msgspec.structs.replace(SPEC, max_context_tokens=100_000)
+    large = 6_000  # two of these exceed the engine's KV cache
+    spec = msgspec.structs.replace(SPEC, kv_tokens=10_000)
     async with open_bench(_url_of(bench), f"{uuid.uuid4().hex}:", spec=spec) as roomy:
         roomy.engine.hang()
         async with roomy.worker():
