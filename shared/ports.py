@@ -492,6 +492,13 @@ class Engine(Protocol):
         """Return whether the call would be batched now instead of waiting inside the engine."""
         ...
 
+    async def room_changed(self) -> None:
+        """Return when `has_room_for` may answer differently than when this was called.
+
+        It may return too often, never too late. An engine that cannot tell waits a short while.
+        """
+        ...
+
     def kv_used_tokens(self) -> int:
         """Return the KV cache in use, tokens."""
         ...

@@ -149,6 +149,7 @@ class CallBook:
     backlog_s: float = 0.0
     backlog_tokens: int = 0
     held_bytes: int = 0
+    num_taken: int = 0
     _held: dict[str, HeldCall] = field(default_factory=dict)
     _by_query: defaultdict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
 
@@ -196,6 +197,7 @@ class CallBook:
         self._held[held.request_id] = held
         self._by_query[held.query_id].add(held.request_id)
         self.held_bytes += held.size_bytes
+        self.num_taken += 1
         self.num_waiting += 1
         self.backlog_s += call.t_comp_s
         self.backlog_tokens += _tokens(call)

@@ -22,7 +22,6 @@ from shared.errors import (
     Fenced,
     GenerationFailed,
     InstanceLost,
-    MeshError,
     StateUnavailable,
 )
 from shared.ports import Chunk, Engine, Finished, FirstToken, StateStore
@@ -98,6 +97,8 @@ class Runner:
         self._engine = engine
         self._store = store
         self._breaker = Breaker()
+        self._blocked: HeldCall | None = None
+        self._blocked_since = 0
         self.is_taking = True
 
     async def claim_forever(self) -> None:
@@ -116,6 +117,13 @@ class Runner:
             is_held_up = life.book.num_waiting > 0
             await heard_within(life.bells.claim, life.params.recheck_s if is_held_up else IDLE_S)
 
+    async def watch_room(self) -> None:
+        """Try again whenever the engine's batch has changed; runs until cancelled."""
+        while True:
+            await self._engine.room_changed()
+            if self._blocked is not None:
+                self._life.bells.claim.set()
+
     def abort_running(self) -> None:
         """Cut off what runs, because the worker leaves."""
         for held in self._life.book.at(Place.RUNNING):
@@ -129,7 +137,19 @@ class Runner:
             return False
         if book.num_waiting == 0 or book.num_running >= life.params.capacity:
             return False
+        if self._is_head_blocked():
+            return False
         return self._breaker.allows(book.num_running, life.clock.monotonic_s())
+
+    def _is_head_blocked(self) -> bool:
+        """Return whether the most urgent call is known, and the engine has no room for it yet."""
+        blocked, book = self._blocked, self._life.book
+        if blocked is None or blocked.place is not Place.WAITING:
+            return False
+        return book.num_taken == self._blocked_since and not self._has_room_for(blocked)
+
+    def _has_room_for(self, held: HeldCall) -> bool:
+        return self._life.book.num_running == 0 or self._engine.has_room_for(held.call)
 
     async def _start_next(self) -> bool:
         """Claim the most urgent call and start it; False when there is none or no room."""
@@ -143,10 +163,11 @@ class Runner:
             if held is None or held.place is not Place.WAITING or held.token != entry.token:
                 await life.index.ack(entry.request_id, entry.token)
                 return True
-            has_room = self._engine.has_room_for(held.call) or life.book.num_running == 0
-            if not (has_room and self.is_taking):
+            if not (self._has_room_for(held) and self.is_taking):
+                self._blocked, self._blocked_since = held, life.book.num_taken
                 await life.index.release(entry.request_id, entry.token)
                 return False
+            self._blocked = None
             life.book.start(held, life.clock.now_s())
         life.spawn(self._run(held), name=f"call-{held.request_id}")
         # The engine counts a call from its generation's first step on, which comes two turns
@@ -166,9 +187,16 @@ class Runner:
                 generation.cancel()
         held.abort = None
         life.endings.stop_counting(held)
-        result = _cut_result(held) if generation.cancelled() else generation.result()
+        result = self._cut_result(held) if generation.cancelled() else generation.result()
         self._judge(result)
         await self._settle(held, result)
+
+    def _cut_result(self, held: HeldCall) -> Failed:
+        if held.cut is Cut.CANCELLED:
+            return Failed(reason="cancelled", detail="cancelled", blames_instance=True)
+        is_dead = self._life.over.is_engine_dead
+        reason = EngineDead.reason if is_dead else InstanceLost.reason
+        return Failed(reason=reason, detail="its instance left", blames_instance=True)
 
     def _judge(self, result: Finished | Failed) -> None:
         if isinstance(result, Finished):
@@ -251,9 +279,3 @@ def cut_off(held: HeldCall, cut: Cut) -> None:
         held.cut = cut
         if held.abort is not None:
             held.abort()
-
-
-def _cut_result(held: HeldCall) -> Failed:
-    error: type[MeshError] = InstanceLost
-    reason = "cancelled" if held.cut is Cut.CANCELLED else error.reason
-    return Failed(reason=reason, detail="its instance left", blames_instance=True)

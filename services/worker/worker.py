@@ -242,6 +242,7 @@ class Worker:
         life.spawn(life.endings.send_events(), name="events")
         life.spawn(intake.take_forever(), name="intake")
         life.spawn(runner.claim_forever(), name="claim")
+        life.spawn(runner.watch_room(), name="room")
         life.spawn(reporter.report_forever(), name="report")
         life.spawn(upkeep.commit_forever(), name="commit")
         life.spawn(upkeep.heal_forever(), name="heal")

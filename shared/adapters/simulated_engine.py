@@ -60,6 +60,7 @@ class SimulatedEngine:
         self._handles = itertools.count()
         self._running: dict[int, _Generation] = {}
         self._changed = asyncio.Event()
+        self._batch_changed = asyncio.Event()
         self._dead = asyncio.Event()
         self._is_hanging = False
         self._num_failures = 0
@@ -94,9 +95,11 @@ class SimulatedEngine:
         try:
             first = await self._next_event(generation)
             yield FirstToken()
-            if fails:
-                raise GenerationFailed(f"{engine_id}: injected failure after the first token")
             words = filler_words(call.request.request_id, lengths.output_tokens)
+            if fails:
+                if call.request.stream:
+                    yield Chunk(words[0])
+                raise GenerationFailed(f"{engine_id}: injected failure after the first token")
             if call.request.stream:
                 async with aclosing(self._paced_chunks(generation, words)) as chunks:
                     async for chunk in chunks:
@@ -114,6 +117,10 @@ class SimulatedEngine:
         lengths = true_lengths(call)
         predicted = max(1, round(call.predicted_output_tokens))
         return self._instance.fits_now(lengths.input_tokens, predicted, call.request.prefix)
+
+    async def room_changed(self) -> None:
+        """Return when the batch has changed; see `Engine.room_changed`."""
+        await self._batch_changed.wait()
 
     def kv_used_tokens(self) -> int:
         """Return the KV cache in use, tokens."""
@@ -137,7 +144,7 @@ class SimulatedEngine:
         self._changed.set()
 
     def fail_next(self, count: int, *, after_first_token: bool = False) -> None:
-        """Fail the next `count` generations at their start, or after their first token."""
+        """Fail the next `count` generations at their start, or after the first token."""
         self._num_failures = count
         self._fails_late = after_first_token
 
@@ -220,7 +227,10 @@ class SimulatedEngine:
             generation = self._running.get(event.handle)
             if generation is not None:
                 generation.put(event)
-        return self._instance.next_event_s()
+        due_s = self._instance.next_event_s()  # fixes the next batch
+        self._batch_changed.set()
+        self._batch_changed = asyncio.Event()
+        return due_s
 
     async def _sleep_until(self, due_s: float) -> None:
         delay_s = due_s - self._clock.now_s()

@@ -10,6 +10,7 @@ import msgspec
 
 from services.worker.app import build_worker
 from services.worker.params import WorkerParams
+from services.worker.worker import Worker
 from shared.adapters.clock import SystemClock
 from shared.adapters.memory_broker import MemoryBroker
 from shared.adapters.redis_store import RedisParams, RedisStore
@@ -38,6 +39,7 @@ from shared.contracts.topics import (
     Topics,
 )
 from shared.domain.instance import InstanceSpec, LatencyModel
+from shared.errors import MeshError
 from shared.ports import Ack, Broker, Record, TopicPartition
 from shared.runtime.health import Health
 from shared.runtime.metrics import Metrics
@@ -75,7 +77,7 @@ def bound_call(
     t_comp_s: float = 1.0,
     output_tokens: int = 5,
     input_tokens: int = 50,
-    deadline_s: float = 1e12,
+    deadline_s: float = 1e15,
     **fields: Any,
 ) -> BoundCall:
     """Return a call as a dispatcher binds it; `fields` go into its request."""
@@ -112,10 +114,7 @@ class Bench:
     clock: SystemClock
     spec: InstanceSpec = SPEC
     metrics: Metrics = field(default_factory=lambda: Metrics("worker", INSTANCE))
-
-    def __post_init__(self) -> None:
-        """Give each worker its own health."""
-        self.health = Health(self.clock)
+    health: Health = field(init=False)
 
     async def send(self, *calls: BoundCall) -> list[Ack]:
         """Publish calls on the instance's topic, in order."""
@@ -129,7 +128,7 @@ class Bench:
 
     async def cancel(self, query_id: str) -> None:
         """Publish a tombstone that lasts."""
-        tombstone = CancelQuery(query_id=query_id, until_s=1e12, reason="the user left")
+        tombstone = CancelQuery(query_id=query_id, until_s=1e15, reason="the user left")
         await self.broker.publish(
             TOPICS.name(CANCELLATIONS), encode(tombstone), key=query_id.encode()
         )
@@ -208,7 +207,8 @@ class Bench:
 
     @asynccontextmanager
     async def worker(self, params: WorkerParams = QUICK) -> AsyncIterator["RunningWorker"]:
-        """Run a worker until the block ends; it is drained then, unless it has ended."""
+        """Run a worker, with a health of its own; it is drained when the block ends."""
+        self.health = Health(self.clock)
         worker = build_worker(
             broker=self.broker,
             store=self.store,
@@ -221,7 +221,7 @@ class Bench:
         )
         stop = asyncio.Event()
         async with asyncio.TaskGroup() as group:
-            task = group.create_task(worker.serve(stop), name="worker")
+            task = group.create_task(_serve(worker, stop), name="worker")
             running = RunningWorker(task, stop)
             await until(self._is_ready, lambda is_ready: is_ready or task.done())
             try:
@@ -237,7 +237,7 @@ class Bench:
 class RunningWorker:
     """A worker that serves."""
 
-    task: "asyncio.Task[None]"
+    task: "asyncio.Task[MeshError | None]"
     stop: asyncio.Event
 
     async def drained(self) -> None:
@@ -246,13 +246,24 @@ class RunningWorker:
         async with asyncio.timeout(WITHIN_S):
             await asyncio.wait({self.task})
 
+    async def crash(self) -> MeshError | None:
+        """Return the error it ends with by itself."""
+        async with asyncio.timeout(WITHIN_S):
+            await asyncio.wait({self.task})
+        return self.task.result()
+
     async def killed(self) -> None:
         """End it as a crash would: nothing is finished, committed or said."""
         self.task.cancel()
         await asyncio.wait({self.task})
 
 
-T = TypeVar("T")
+async def _serve(worker: Worker, stop: asyncio.Event) -> MeshError | None:
+    try:
+        await worker.serve(stop)
+    except MeshError as exc:
+        return exc
+    return None
 
 
 async def until(ask: Callable[[], Any], is_enough: Callable[[Any], bool]) -> Any:
