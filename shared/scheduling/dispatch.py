@@ -47,13 +47,32 @@ def beta_s2(mean_t_comp_s: float) -> float:
     return mean_t_comp_s * mean_t_comp_s
 
 
-def tie_break(request_id: str, instance_id: str) -> int:
-    """Return a number that orders equal scores differently for every call.
+def tie_order(call_key: int, instance_key: int) -> int:
+    """Return a number that orders equal scores differently for every call (leaf).
 
     Breaking ties by instance id would send every call of an idle fleet to the same instance.
+    Different instances never get equal numbers.
+
+    Args:
+        call_key: Any number in [0, 2**31) that stands for the call.
+        instance_key: Likewise for the instance.
     """
-    digest = hashlib.blake2b(f"{request_id}\x1f{instance_id}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big")
+    mixed = (call_key ^ instance_key) & 0x7FFFFFFF
+    mixed = (mixed * 0x2C1B3C6D) & 0x7FFFFFFF
+    mixed ^= mixed >> 13
+    mixed = (mixed * 0x297A2D39) & 0x7FFFFFFF
+    return mixed ^ (mixed >> 15)
+
+
+def text_key(text: str) -> int:
+    """Return a stable number in [0, 2**31) that stands for an id in `tie_order`."""
+    digest = hashlib.blake2b(text.encode(), digest_size=4).digest()
+    return int.from_bytes(digest, "big") & 0x7FFFFFFF
+
+
+def tie_break(request_id: str, instance_id: str) -> int:
+    """Return `tie_order` of two ids."""
+    return tie_order(text_key(request_id), text_key(instance_id))
 
 
 def is_eligible(call: WaitingCall, view: InstanceView) -> bool:

@@ -15,12 +15,14 @@ from shared.simulation.iteration import (
     FINISHED,
     complete_segment,
     enter_engine,
-    fits_now,
+    has_turn,
+    lacks_memory,
     remove_call,
     start_segment,
     sync_segment,
 )
 from shared.simulation.kernel_state import NOWHERE, CallState, EngineState, NodeState
+from shared.simulation.tables import Tables
 
 _NODES_BEFORE_SWEEP = 4_096
 
@@ -172,9 +174,12 @@ class BatchingInstance:
         self._index_of: dict[int, int] = {}
         self._handles: list[int] = []
         self._order = 0
-        self._residues = [0] * spec.block_tokens
-        self._buffer = [0] * (4 * spec.max_num_seqs)
         self._nodes: list[NodeState] = []
+        self._tables = Tables()
+        self._tables.calls = self._calls
+        self._tables.nodes = self._nodes
+        self._tables.residues = [0] * spec.block_tokens
+        self._tables.events = [0] * (4 * spec.max_num_seqs)
         self._unused_nodes: list[int] = []
         self._node_of: dict[tuple[int, str], int] = {}
         self._nodes_before_sweep = _NODES_BEFORE_SWEEP
@@ -249,7 +254,7 @@ class BatchingInstance:
         )
         self._order += 1
         index = self._store(call, handle)
-        enter_engine(self._engine, self._calls, index, now_s)
+        enter_engine(self._tables, self._engine, index, now_s)
 
     def abort(self, handle: int, *, now_s: float) -> None:
         """Drop a call and free its memory; unknown handles (ended by now) are ignored."""
@@ -257,7 +262,7 @@ class BatchingInstance:
         index = self._index_of.get(handle)
         if index is None:
             return
-        remove_call(self._engine, self._calls, self._nodes, self._residues, index)
+        remove_call(self._tables, self._engine, index)
         self._forget(index)
 
     def next_event_s(self) -> float:
@@ -290,8 +295,11 @@ class BatchingInstance:
             prefix: Prefix chain; parts that are in use already need no memory again.
         """
         chain = self._known_chain(prefix, input_tokens)
-        tokens = input_tokens + max(0, output_tokens - 1)
-        return fits_now(self._engine, self._nodes, chain, tokens)
+        whole = self._engine.total_blocks * self._engine.block_tokens
+        tokens = min(input_tokens + max(0, output_tokens - 1), whole)
+        return has_turn(self._engine) and not lacks_memory(
+            self._tables, self._engine, chain, tokens
+        )
 
     def _catch_up(self, now_s: float) -> None:
         """Complete every segment that ends by `now_s` and sync the one in flight."""
@@ -304,18 +312,19 @@ class BatchingInstance:
                 if engine.iterations == 0:
                     return
             if engine.end_s > now_s:
-                sync_segment(engine, self._calls, self._nodes, self._residues, now_s)
+                sync_segment(self._tables, engine, now_s)
                 return
             self._complete()
 
     def _start(self) -> None:
-        start_segment(self._engine, self._calls, self._nodes, self._residues)
+        start_segment(self._tables, self._engine)
 
     def _complete(self) -> None:
         engine = self._engine
-        complete_segment(engine, self._calls, self._nodes, self._residues, self._buffer)
+        complete_segment(self._tables, engine)
+        events = self._tables.events
         for position in range(engine.num_events):
-            index, kind = self._buffer[2 * position], self._buffer[2 * position + 1]
+            index, kind = events[2 * position], events[2 * position + 1]
             finished = kind == FINISHED
             self._events.append(
                 BatchEvent(

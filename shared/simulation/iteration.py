@@ -19,7 +19,6 @@ iteration starts.
 """
 
 import math
-from collections.abc import MutableSequence, Sequence
 
 from shared.simulation.kernel_state import (
     DECODE,
@@ -28,7 +27,6 @@ from shared.simulation.kernel_state import (
     WAITING,
     CallState,
     EngineState,
-    NodeState,
 )
 from shared.simulation.kv_blocks import (
     blocks_of,
@@ -38,24 +36,25 @@ from shared.simulation.kv_blocks import (
     take_blocks,
     take_prompt,
 )
+from shared.simulation.tables import Tables
 
 MAX_PASSES = 16
 FIRST_TOKEN = 0
 FINISHED = 1
 
 
-def enter_engine(engine: EngineState, calls: Sequence[CallState], index: int, now_s: float) -> None:
+def enter_engine(tables: Tables, engine: EngineState, index: int, now_s: float) -> None:
     """Put a call among the waiting inside the engine; the segment in flight must be synced."""
-    call = calls[index]
+    call = tables.calls[index]
     call.place = WAITING
     call.target_tokens = call.input_tokens + call.generated_tokens
     call.computed_tokens = 0
     call.chunk_tokens = 0
     call.passes = 0
     before = engine.wait_tail
-    while before >= 0 and _comes_before(call, calls[before]):
-        before = calls[before].prev
-    _insert_waiting(engine, calls, index, before)
+    while before >= 0 and _comes_before(call, tables.calls[before]):
+        before = tables.calls[before].prev
+    _insert_waiting(tables, engine, index, before)
     engine.num_waiting += 1
     engine.waiting_tokens += call.target_tokens
     engine.waiting_blocks += blocks_of(call.target_tokens, engine.block_tokens)
@@ -71,31 +70,29 @@ def _comes_before(call: CallState, other: CallState) -> bool:
     return call.order < other.order
 
 
-def _insert_waiting(
-    engine: EngineState, calls: Sequence[CallState], index: int, before: int
-) -> None:
-    call = calls[index]
-    after = calls[before].next if before >= 0 else engine.wait_head
+def _insert_waiting(tables: Tables, engine: EngineState, index: int, before: int) -> None:
+    call = tables.calls[index]
+    after = tables.calls[before].next if before >= 0 else engine.wait_head
     call.prev = before
     call.next = after
     if before >= 0:
-        calls[before].next = index
+        tables.calls[before].next = index
     else:
         engine.wait_head = index
     if after >= 0:
-        calls[after].prev = index
+        tables.calls[after].prev = index
     else:
         engine.wait_tail = index
 
 
-def _leave_waiting(engine: EngineState, calls: Sequence[CallState], index: int) -> None:
-    call = calls[index]
+def _leave_waiting(tables: Tables, engine: EngineState, index: int) -> None:
+    call = tables.calls[index]
     if call.prev >= 0:
-        calls[call.prev].next = call.next
+        tables.calls[call.prev].next = call.next
     else:
         engine.wait_head = call.next
     if call.next >= 0:
-        calls[call.next].prev = call.prev
+        tables.calls[call.next].prev = call.prev
     else:
         engine.wait_tail = call.prev
     engine.num_waiting -= 1
@@ -103,32 +100,31 @@ def _leave_waiting(engine: EngineState, calls: Sequence[CallState], index: int) 
     engine.waiting_blocks -= blocks_of(call.target_tokens, engine.block_tokens)
 
 
-def _leave_prefill(engine: EngineState, calls: Sequence[CallState], index: int) -> None:
-    call = calls[index]
+def _leave_prefill(tables: Tables, engine: EngineState, index: int) -> None:
+    call = tables.calls[index]
     if call.prev >= 0:
-        calls[call.prev].next = call.next
+        tables.calls[call.prev].next = call.next
     else:
         engine.prefill_head = call.next
     if call.next >= 0:
-        calls[call.next].prev = call.prev
+        tables.calls[call.next].prev = call.prev
     else:
         engine.prefill_tail = call.prev
     engine.num_prefill -= 1
 
 
 def _leave_decode(
+    tables: Tables,
     engine: EngineState,
-    calls: Sequence[CallState],
-    residues: MutableSequence[int],
     index: int,
 ) -> None:
-    call = calls[index]
+    call = tables.calls[index]
     if call.prev >= 0:
-        calls[call.prev].next = call.next
+        tables.calls[call.prev].next = call.next
     else:
         engine.decode_head = call.next
     if call.next >= 0:
-        calls[call.next].prev = call.prev
+        tables.calls[call.next].prev = call.prev
     else:
         engine.decode_tail = call.prev
     engine.num_decode -= 1
@@ -136,36 +132,35 @@ def _leave_decode(
     kv_tokens = call.input_tokens + call.generated_tokens - 1
     engine.kv_tokens -= kv_tokens
     residue = (kv_tokens - engine.step) % engine.block_tokens
-    residues[engine.residue_base + residue] -= 1
+    tables.residues[engine.residue_base + residue] -= 1
 
 
 def _join_decode(
+    tables: Tables,
     engine: EngineState,
-    calls: Sequence[CallState],
-    residues: MutableSequence[int],
     index: int,
 ) -> None:
-    call = calls[index]
+    call = tables.calls[index]
     call.place = DECODE
     call.finish_step = engine.step + call.output_tokens - call.generated_tokens
     before = engine.decode_tail
-    while before >= 0 and _ends_before(call, calls[before]):
-        before = calls[before].prev
-    after = calls[before].next if before >= 0 else engine.decode_head
+    while before >= 0 and _ends_before(call, tables.calls[before]):
+        before = tables.calls[before].prev
+    after = tables.calls[before].next if before >= 0 else engine.decode_head
     call.prev = before
     call.next = after
     if before >= 0:
-        calls[before].next = index
+        tables.calls[before].next = index
     else:
         engine.decode_head = index
     if after >= 0:
-        calls[after].prev = index
+        tables.calls[after].prev = index
     else:
         engine.decode_tail = index
     engine.num_decode += 1
     engine.kv_tokens += call.target_tokens
     residue = (call.target_tokens - engine.step) % engine.block_tokens
-    residues[engine.residue_base + residue] += 1
+    tables.residues[engine.residue_base + residue] += 1
 
 
 def _ends_before(call: CallState, other: CallState) -> bool:
@@ -175,60 +170,56 @@ def _ends_before(call: CallState, other: CallState) -> bool:
 
 
 def start_segment(
+    tables: Tables,
     engine: EngineState,
-    calls: Sequence[CallState],
-    nodes: Sequence[NodeState],
-    residues: MutableSequence[int],
 ) -> None:
     """Plan the iterations that start at the clock; leaves no segment when there is no work."""
     if engine.num_decode + engine.num_prefill + engine.num_waiting == 0:
         engine.end_s = math.inf
         return
-    preempted = _grow_or_preempt(engine, calls, nodes, residues)
+    preempted = _grow_or_preempt(tables, engine)
     budget = engine.max_batched_tokens - engine.num_decode
     tokens = 0
     chunks = 0
     repeats = 1
     index = engine.prefill_head
     if index >= 0:
-        call = calls[index]
+        call = tables.calls[index]
         rest = call.target_tokens - call.computed_tokens
         call.chunk_tokens = min(rest, budget)
         repeats = (rest - 1) // call.chunk_tokens
         tokens = call.chunk_tokens
         chunks = 1
     if not preempted and tokens < budget:
-        admitted = _admit_waiting(engine, calls, nodes, budget - tokens)
+        admitted = _admit_waiting(tables, engine, budget - tokens)
         tokens += admitted
         chunks = engine.num_prefill
-    _set_segment(engine, calls, residues, tokens, chunks, repeats, preempted)
+    _set_segment(tables, engine, tokens, chunks, repeats, preempted)
 
 
 def _grow_or_preempt(
+    tables: Tables,
     engine: EngineState,
-    calls: Sequence[CallState],
-    nodes: Sequence[NodeState],
-    residues: MutableSequence[int],
 ) -> bool:
     """Take the blocks of the next decode step, preempting calls until they suffice."""
     preempted = False
-    need = growth_blocks(engine, residues, 0, 1)
+    need = growth_blocks(tables, engine, 0, 1)
     while need > engine.free_blocks + engine.evictable_blocks:
-        _preempt(engine, calls, nodes, residues, _victim(engine, calls))
+        _preempt(tables, engine, _victim(tables, engine))
         preempted = True
-        need = growth_blocks(engine, residues, 0, 1)
-    take_blocks(engine, nodes, need)
+        need = growth_blocks(tables, engine, 0, 1)
+    take_blocks(tables, engine, need)
     return preempted
 
 
-def _victim(engine: EngineState, calls: Sequence[CallState]) -> int:
+def _victim(tables: Tables, engine: EngineState) -> int:
     worst = engine.prefill_head
     for head in (engine.prefill_head, engine.decode_head):
         index = head
         while index >= 0:
-            if worst < 0 or _is_worse(calls[index], calls[worst]):
+            if worst < 0 or _is_worse(tables.calls[index], tables.calls[worst]):
                 worst = index
-            index = calls[index].next
+            index = tables.calls[index].next
     return worst
 
 
@@ -239,22 +230,18 @@ def _is_worse(call: CallState, other: CallState) -> bool:
 
 
 def _preempt(
+    tables: Tables,
     engine: EngineState,
-    calls: Sequence[CallState],
-    nodes: Sequence[NodeState],
-    residues: MutableSequence[int],
     index: int,
 ) -> None:
-    _give_up_memory(engine, calls, nodes, residues, index, grown=False)
+    _give_up_memory(tables, engine, index, grown=False)
     engine.num_preemptions += 1
-    enter_engine(engine, calls, index, engine.clock_s)
+    enter_engine(tables, engine, index, engine.clock_s)
 
 
 def _give_up_memory(
+    tables: Tables,
     engine: EngineState,
-    calls: Sequence[CallState],
-    nodes: Sequence[NodeState],
-    residues: MutableSequence[int],
     index: int,
     grown: bool,
 ) -> None:
@@ -262,54 +249,50 @@ def _give_up_memory(
 
     `grown`: the blocks of the decode step in flight have been taken already.
     """
-    call = calls[index]
+    call = tables.calls[index]
     if call.place == DECODE:
-        _leave_decode(engine, calls, residues, index)
+        _leave_decode(tables, engine, index)
         computed = call.input_tokens + call.generated_tokens - 1
         held = blocks_of(computed + (1 if grown else 0), engine.block_tokens)
     else:
-        _leave_prefill(engine, calls, index)
+        _leave_prefill(tables, engine, index)
         computed = call.computed_tokens
         held = blocks_of(call.target_tokens, engine.block_tokens)
-    release_blocks(engine, nodes, call.chain, held, computed)
+    release_blocks(tables, engine, call.chain, held, computed)
 
 
-def _admit_waiting(
-    engine: EngineState, calls: Sequence[CallState], nodes: Sequence[NodeState], budget: int
-) -> int:
+def _admit_waiting(tables: Tables, engine: EngineState, budget: int) -> int:
     """Admit waiting calls while places, memory and budget last; returns their chunk tokens."""
     left = budget
     index = engine.wait_head
     while index >= 0 and left > 0:
         if engine.num_decode + engine.num_prefill >= engine.max_num_seqs:
             break
-        call = calls[index]
+        call = tables.calls[index]
         following = call.next
-        if missing_blocks(engine, nodes, call.chain, call.target_tokens) <= 0:
-            _admit(engine, calls, nodes, index)
+        if missing_blocks(tables, engine, call.chain, call.target_tokens) <= 0:
+            _admit(tables, engine, index)
             call.chunk_tokens = min(left, call.target_tokens - call.computed_tokens)
             left -= call.chunk_tokens
-            _count_passes(calls, engine.wait_head, following)
+            _count_passes(tables, engine.wait_head, following)
         elif call.passes >= MAX_PASSES:
             break
         index = following
     return budget - left
 
 
-def _count_passes(calls: Sequence[CallState], first: int, end: int) -> None:
+def _count_passes(tables: Tables, first: int, end: int) -> None:
     """Note that every waiting call before `end` was passed once."""
     index = first
     while index != end:
-        calls[index].passes += 1
-        index = calls[index].next
+        tables.calls[index].passes += 1
+        index = tables.calls[index].next
 
 
-def _admit(
-    engine: EngineState, calls: Sequence[CallState], nodes: Sequence[NodeState], index: int
-) -> None:
-    call = calls[index]
-    _leave_waiting(engine, calls, index)
-    call.computed_tokens = take_prompt(engine, nodes, call)
+def _admit(tables: Tables, engine: EngineState, index: int) -> None:
+    call = tables.calls[index]
+    _leave_waiting(tables, engine, index)
+    call.computed_tokens = take_prompt(tables, engine, call)
     call.place = PREFILL
     call.admitted = engine.num_admissions
     engine.num_admissions += 1
@@ -319,7 +302,7 @@ def _admit(
     call.prev = engine.prefill_tail
     call.next = -1
     if engine.prefill_tail >= 0:
-        calls[engine.prefill_tail].next = index
+        tables.calls[engine.prefill_tail].next = index
     else:
         engine.prefill_head = index
     engine.prefill_tail = index
@@ -327,9 +310,8 @@ def _admit(
 
 
 def _set_segment(
+    tables: Tables,
     engine: EngineState,
-    calls: Sequence[CallState],
-    residues: MutableSequence[int],
     tokens: int,
     chunks: int,
     repeats: int,
@@ -347,30 +329,32 @@ def _set_segment(
     engine.start_s = engine.clock_s
     engine.iterations = 1
     if not preempted:
-        longest = _longest_run(engine, calls, chunks, repeats)
+        longest = _longest_run(tables, engine, chunks, repeats)
         if longest > 1:
-            engine.iterations = _run_that_fits(engine, residues, longest)
+            engine.iterations = _run_that_fits(tables, engine, longest)
     engine.end_s = engine.start_s + elapsed_s(engine, engine.iterations)
 
 
-def _longest_run(engine: EngineState, calls: Sequence[CallState], chunks: int, repeats: int) -> int:
+def _longest_run(tables: Tables, engine: EngineState, chunks: int, repeats: int) -> int:
     """Return how many equal iterations could follow each other if memory sufficed."""
     if chunks > 1 or engine.prefill_head != engine.prefill_tail:
         return 1
-    steps = calls[engine.decode_head].finish_step - engine.step if engine.num_decode else repeats
+    steps = (
+        tables.calls[engine.decode_head].finish_step - engine.step if engine.num_decode else repeats
+    )
     return steps if chunks == 0 else min(repeats, steps)
 
 
-def _run_that_fits(engine: EngineState, residues: MutableSequence[int], longest: int) -> int:
+def _run_that_fits(tables: Tables, engine: EngineState, longest: int) -> int:
     """Return how many iterations, at most `longest`, fit without preemption (at least one)."""
     room = engine.free_blocks + engine.evictable_blocks
-    if growth_blocks(engine, residues, 1, longest - 1) <= room:
+    if (longest // engine.block_tokens + 1) * engine.num_decode <= room:
         return longest
     low = 1
-    high = longest
+    high = longest + 1
     while high - low > 1:
         middle = (low + high) // 2
-        if growth_blocks(engine, residues, 1, middle - 1) <= room:
+        if growth_blocks(tables, engine, 1, middle - 1) <= room:
             low = middle
         else:
             high = middle
@@ -390,94 +374,82 @@ def _cut(engine: EngineState) -> None:
 
 
 def complete_segment(
+    tables: Tables,
     engine: EngineState,
-    calls: Sequence[CallState],
-    nodes: Sequence[NodeState],
-    residues: MutableSequence[int],
-    events: MutableSequence[int],
 ) -> None:
     """Do everything that the segment in flight brings; there is none in flight afterwards.
 
     Writes `num_events` pairs (call index, FIRST_TOKEN or FINISHED) to `events`: ends of decoding
     calls in order of admission, then first tokens in order of admission.
     """
-    _advance_iterations(engine, calls, nodes, residues, engine.iterations)
+    _advance_iterations(tables, engine, engine.iterations)
     engine.busy_s += engine.end_s - engine.start_s
     engine.clock_s = engine.end_s
     engine.iterations = 0
     engine.end_s = math.inf
     engine.num_events = 0
     index = engine.decode_head
-    while index >= 0 and calls[index].finish_step <= engine.step:
-        following = calls[index].next
-        _give_up_memory(engine, calls, nodes, residues, index, grown=False)
-        _emit_finished(engine, calls, events, index)
+    while index >= 0 and tables.calls[index].finish_step <= engine.step:
+        following = tables.calls[index].next
+        _give_up_memory(tables, engine, index, grown=False)
+        _emit_finished(tables, engine, index)
         index = following
     index = engine.prefill_head
-    while index >= 0 and calls[index].computed_tokens >= calls[index].target_tokens:
-        following = calls[index].next
-        _finish_prefill(engine, calls, nodes, residues, events, index)
+    while index >= 0 and tables.calls[index].computed_tokens >= tables.calls[index].target_tokens:
+        following = tables.calls[index].next
+        _finish_prefill(tables, engine, index)
         index = following
 
 
 def _advance_iterations(
+    tables: Tables,
     engine: EngineState,
-    calls: Sequence[CallState],
-    nodes: Sequence[NodeState],
-    residues: MutableSequence[int],
     count: int,
 ) -> None:
     """Account for the first `count` iterations of the segment in flight."""
     if count > 1:
-        take_blocks(engine, nodes, growth_blocks(engine, residues, 1, count - 1))
+        take_blocks(tables, engine, growth_blocks(tables, engine, 1, count - 1))
     engine.step += count
     engine.kv_tokens += count * engine.num_decode
     index = engine.prefill_head
     while index >= 0:
-        call = calls[index]
+        call = tables.calls[index]
         call.computed_tokens += count * call.chunk_tokens
         index = call.next
 
 
-def _emit_finished(
-    engine: EngineState, calls: Sequence[CallState], events: MutableSequence[int], index: int
-) -> None:
-    call = calls[index]
+def _emit_finished(tables: Tables, engine: EngineState, index: int) -> None:
+    call = tables.calls[index]
     call.place = ENDED
     call.end_s = engine.clock_s
-    events[2 * engine.num_events] = index
-    events[2 * engine.num_events + 1] = FINISHED
+    tables.events[2 * engine.num_events] = index
+    tables.events[2 * engine.num_events + 1] = FINISHED
     engine.num_events += 1
 
 
 def _finish_prefill(
+    tables: Tables,
     engine: EngineState,
-    calls: Sequence[CallState],
-    nodes: Sequence[NodeState],
-    residues: MutableSequence[int],
-    events: MutableSequence[int],
     index: int,
 ) -> None:
-    call = calls[index]
+    call = tables.calls[index]
     call.generated_tokens += 1
     if call.generated_tokens == 1:
         call.first_token_s = engine.clock_s
-        events[2 * engine.num_events] = index
-        events[2 * engine.num_events + 1] = FIRST_TOKEN
+        tables.events[2 * engine.num_events] = index
+        tables.events[2 * engine.num_events + 1] = FIRST_TOKEN
         engine.num_events += 1
     if call.generated_tokens < call.output_tokens:
-        _leave_prefill(engine, calls, index)
-        _join_decode(engine, calls, residues, index)
+        _leave_prefill(tables, engine, index)
+        _join_decode(tables, engine, index)
     else:
-        _give_up_memory(engine, calls, nodes, residues, index, grown=False)
-        _emit_finished(engine, calls, events, index)
+        _give_up_memory(tables, engine, index, grown=False)
+        _emit_finished(tables, engine, index)
 
 
 def sync_segment(
+    tables: Tables,
     engine: EngineState,
-    calls: Sequence[CallState],
-    nodes: Sequence[NodeState],
-    residues: MutableSequence[int],
     now_s: float,
 ) -> None:
     """Bring the state up to `now_s`, which lies before the end of the segment in flight.
@@ -490,7 +462,7 @@ def sync_segment(
     done = _iterations_done(engine, now_s)
     if done == 0:
         return
-    _advance_iterations(engine, calls, nodes, residues, done)
+    _advance_iterations(tables, engine, done)
     boundary_s = engine.start_s + elapsed_s(engine, done)
     engine.busy_s += boundary_s - engine.start_s
     engine.clock_s = boundary_s
@@ -501,7 +473,7 @@ def sync_segment(
         return
     engine.start_s = boundary_s
     engine.linear_s += engine.quadratic_s * done
-    take_blocks(engine, nodes, growth_blocks(engine, residues, 0, 1))
+    take_blocks(tables, engine, growth_blocks(tables, engine, 0, 1))
 
 
 def _iterations_done(engine: EngineState, now_s: float) -> int:
@@ -522,46 +494,53 @@ def _iterations_done(engine: EngineState, now_s: float) -> int:
 
 
 def remove_call(
+    tables: Tables,
     engine: EngineState,
-    calls: Sequence[CallState],
-    nodes: Sequence[NodeState],
-    residues: MutableSequence[int],
     index: int,
 ) -> None:
     """Abort a call inside the engine; the state must be synced to the present.
 
     Its memory is free at once; the iteration in flight keeps its duration.
     """
-    call = calls[index]
+    call = tables.calls[index]
     if call.place == WAITING:
-        _leave_waiting(engine, calls, index)
+        _leave_waiting(tables, engine, index)
     else:
         in_flight = engine.iterations > 0
         if in_flight:
             _cut(engine)
             engine.linear_s = engine.end_s - engine.start_s
             engine.quadratic_s = 0.0
-        _give_up_memory(engine, calls, nodes, residues, index, grown=in_flight)
+        _give_up_memory(tables, engine, index, grown=in_flight)
     call.place = ENDED
 
 
-def fits_now(
-    engine: EngineState,
-    nodes: Sequence[NodeState],
-    chain: int,
-    tokens: int,
-) -> bool:
-    """Return whether a call would be batched at the next chance instead of waiting inside.
+def has_turn(engine: EngineState) -> bool:
+    """Return whether a call that is added now gets its turn for prefill next.
 
-    That is: a place is free, memory for `tokens` beside the prompts already waiting inside, and
-    its turn for prefill is next: nothing waits inside, or no prompt is being computed and those
-    that wait leave tokens of one iteration's budget. The state must be synced to the present.
+    That is: a place in the batch is free, and nothing waits inside, or no prompt is being
+    computed and those that wait leave tokens of one iteration's budget.
     """
     inside = engine.num_decode + engine.num_prefill + engine.num_waiting
     if inside >= engine.max_num_seqs:
         return False
-    if engine.num_waiting > 0 and (
-        engine.num_prefill > 0 or engine.waiting_tokens >= engine.max_batched_tokens
-    ):
-        return False
-    return missing_blocks(engine, nodes, chain, tokens) + engine.waiting_blocks <= 0
+    if engine.num_waiting == 0:
+        return True
+    return engine.num_prefill == 0 and engine.waiting_tokens < engine.max_batched_tokens
+
+
+def lacks_memory(tables: Tables, engine: EngineState, chain: int, tokens: int) -> bool:
+    """Return whether KV memory lacks for so many tokens beside the prompts waiting inside.
+
+    The state must be synced to the present.
+    """
+    return missing_blocks(tables, engine, chain, tokens) + engine.waiting_blocks > 0
+
+
+def reserved_tokens(engine: EngineState, call: CallState, output_tokens: float) -> int:
+    """Return the memory a call should find before it is given to the engine, tokens.
+
+    Prompt and expected output, but never more than the whole memory.
+    """
+    growth = max(0, math.ceil(output_tokens) - 1)
+    return min(call.input_tokens + growth, engine.total_blocks * engine.block_tokens)

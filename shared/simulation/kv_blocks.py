@@ -14,9 +14,8 @@ Source: vLLM V1's block pool and prefix caching. Different from vLLM: a prompt's
 as a whole when it is admitted, and text outside a prefix chain is never found again.
 """
 
-from collections.abc import MutableSequence, Sequence
-
-from shared.simulation.kernel_state import CallState, EngineState, NodeState
+from shared.simulation.kernel_state import CallState, EngineState
+from shared.simulation.tables import Tables
 
 
 def blocks_of(tokens: int, block_tokens: int) -> int:
@@ -24,61 +23,60 @@ def blocks_of(tokens: int, block_tokens: int) -> int:
     return (tokens + block_tokens - 1) // block_tokens
 
 
-def growth_blocks(
-    engine: EngineState, residues: MutableSequence[int], skip: int, steps: int
-) -> int:
+def growth_blocks(tables: Tables, engine: EngineState, skip: int, steps: int) -> int:
     """Return the new blocks that decode steps `skip + 1 ... skip + steps` from now need."""
     size = engine.block_tokens
     cycles = steps // size
     total = cycles * engine.num_decode
-    first = engine.step + skip
-    for step in range(first, first + steps - cycles * size):
-        total += residues[engine.residue_base + (-step) % size]
+    slot = -(engine.step + skip) % size
+    for _ in range(steps - cycles * size):
+        total += tables.residues[engine.residue_base + slot]
+        slot = slot - 1 if slot > 0 else size - 1
     return total
 
 
-def take_blocks(engine: EngineState, nodes: Sequence[NodeState], count: int) -> None:
+def take_blocks(tables: Tables, engine: EngineState, count: int) -> None:
     """Take free blocks, evicting unused prefix parts when there are too few."""
     while engine.free_blocks < count:
         index = engine.lru_head
-        node = nodes[index]
+        node = tables.nodes[index]
         taken = min(node.resident_blocks, count - engine.free_blocks)
         node.resident_blocks -= taken
         engine.evictable_blocks -= taken
         engine.free_blocks += taken
         if node.resident_blocks == 0:
-            unlink_unused(engine, nodes, index)
+            unlink_unused(tables, engine, index)
     engine.free_blocks -= count
 
 
-def link_unused(engine: EngineState, nodes: Sequence[NodeState], index: int) -> None:
+def link_unused(tables: Tables, engine: EngineState, index: int) -> None:
     """Append a node to the list of unused ones as the most recently used."""
-    node = nodes[index]
+    node = tables.nodes[index]
     node.prev = engine.lru_tail
     node.next = -1
     if engine.lru_tail >= 0:
-        nodes[engine.lru_tail].next = index
+        tables.nodes[engine.lru_tail].next = index
     else:
         engine.lru_head = index
     engine.lru_tail = index
 
 
-def unlink_unused(engine: EngineState, nodes: Sequence[NodeState], index: int) -> None:
+def unlink_unused(tables: Tables, engine: EngineState, index: int) -> None:
     """Take a node out of the list of unused ones."""
-    node = nodes[index]
+    node = tables.nodes[index]
     if node.prev >= 0:
-        nodes[node.prev].next = node.next
+        tables.nodes[node.prev].next = node.next
     else:
         engine.lru_head = node.next
     if node.next >= 0:
-        nodes[node.next].prev = node.prev
+        tables.nodes[node.next].prev = node.prev
     else:
         engine.lru_tail = node.prev
     node.prev = -1
     node.next = -1
 
 
-def resident_chain_blocks(nodes: Sequence[NodeState], chain: int) -> int:
+def resident_chain_blocks(tables: Tables, chain: int) -> int:
     """Return how many whole blocks of a chain are in memory, from the prompt's start.
 
     A node in memory has all its ancestors in memory: a chain is filled from its start, and
@@ -86,14 +84,14 @@ def resident_chain_blocks(nodes: Sequence[NodeState], chain: int) -> int:
     """
     index = chain
     while index >= 0:
-        node = nodes[index]
+        node = tables.nodes[index]
         if node.resident_blocks > 0:
             return node.end_blocks - node.own_blocks + node.resident_blocks
         index = node.parent
     return 0
 
 
-def missing_blocks(engine: EngineState, nodes: Sequence[NodeState], chain: int, tokens: int) -> int:
+def missing_blocks(tables: Tables, engine: EngineState, chain: int, tokens: int) -> int:
     """Return how many blocks are lacking to admit a prompt now; 0 or less means that it fits.
 
     Blocks of the chain that are in memory but unused will be used, so they cannot be evicted.
@@ -101,7 +99,7 @@ def missing_blocks(engine: EngineState, nodes: Sequence[NodeState], chain: int, 
     need = blocks_of(tokens, engine.block_tokens) - engine.free_blocks - engine.evictable_blocks
     index = chain
     while index >= 0:
-        node = nodes[index]
+        node = tables.nodes[index]
         if node.refs > 0:
             need -= node.end_blocks
             break
@@ -109,30 +107,30 @@ def missing_blocks(engine: EngineState, nodes: Sequence[NodeState], chain: int, 
     return need
 
 
-def take_prompt(engine: EngineState, nodes: Sequence[NodeState], call: CallState) -> int:
+def take_prompt(tables: Tables, engine: EngineState, call: CallState) -> int:
     """Give a call the blocks of its whole prompt; returns the tokens found in the cache.
 
     The caller has made sure with `missing_blocks` that they fit.
     """
     size = engine.block_tokens
-    held = resident_chain_blocks(nodes, call.chain)
+    held = resident_chain_blocks(tables, call.chain)
     need = blocks_of(call.target_tokens, size) - held
     index = call.chain
     while index >= 0:
-        node = nodes[index]
+        node = tables.nodes[index]
         if node.refs == 0 and node.resident_blocks > 0:
-            unlink_unused(engine, nodes, index)
+            unlink_unused(tables, engine, index)
             engine.evictable_blocks -= node.resident_blocks
         node.refs += 1
         node.resident_blocks = node.own_blocks
         index = node.parent
-    take_blocks(engine, nodes, need)
+    take_blocks(tables, engine, need)
     return min(held, (call.target_tokens - 1) // size) * size
 
 
 def release_blocks(
+    tables: Tables,
     engine: EngineState,
-    nodes: Sequence[NodeState],
     chain: int,
     held_blocks: int,
     computed_tokens: int,
@@ -140,18 +138,18 @@ def release_blocks(
     """Give back what a call holds: its own blocks at once, its prefix chain to the cache.
 
     Args:
+        tables: Where the records are.
         engine: The instance.
-        nodes: Prefix nodes.
         chain: The call's chain.
         held_blocks: All blocks the call uses, the chain's included.
         computed_tokens: Tokens really computed; parts beyond them hold nothing of use.
     """
-    shared = nodes[chain].end_blocks if chain >= 0 else 0
+    shared = tables.nodes[chain].end_blocks if chain >= 0 else 0
     engine.free_blocks += held_blocks - shared
     computed_blocks = computed_tokens // engine.block_tokens
     index = chain
     while index >= 0:
-        node = nodes[index]
+        node = tables.nodes[index]
         node.refs -= 1
         if node.refs == 0:
             useful = computed_blocks - (node.end_blocks - node.own_blocks)
@@ -160,5 +158,5 @@ def release_blocks(
             node.resident_blocks = useful
             if useful > 0:
                 engine.evictable_blocks += useful
-                link_unused(engine, nodes, index)
+                link_unused(tables, engine, index)
         index = node.parent

@@ -1,0 +1,159 @@
+"""The fleet simulator, compiled: the very functions of `fleet_kernel`, `iteration`, ... in numba.
+
+Nothing is written twice: every function is handed to numba as it stands, the scheduling formulas
+(`flow_score`, `prefill_s`, ...) included. Machine code is kept on disk beside this file (or in
+numba's user-wide cache) under a digest of all sources it was made from, so that a change of one
+formula never meets stale code.
+
+Importing this module imports numba (about a second); `simulator` does it when a run is worth it.
+"""
+
+import hashlib
+import inspect
+from collections.abc import Callable, Mapping
+from types import FunctionType, ModuleType
+from typing import Any, get_args, get_type_hints
+
+import numpy as np
+from numba import njit, types
+from numba.extending import register_jitable
+
+from shared.scheduling import budget, dispatch, latency, urgency
+from shared.simulation import (
+    fleet_kernel,
+    fleet_state,
+    heaps,
+    iteration,
+    kernel_state,
+    kv_blocks,
+    rules,
+    tables,
+)
+from shared.simulation.fleet_kernel import run_fleet
+from shared.simulation.kernel_state import dtype_of
+from shared.simulation.record_types import RecordPointer, Rows, TablesPointer, tables_reader
+
+LEAVES: tuple[Callable[..., Any], ...] = (
+    budget.stage_budget_s,
+    dispatch.beta_s2,
+    dispatch.floored_queue_s,
+    dispatch.flow_score,
+    dispatch.tie_order,
+    latency.decode_s,
+    latency.prefill_s,
+    urgency.latest_start_s,
+)
+KERNELS: tuple[ModuleType, ...] = (kv_blocks, iteration, heaps, rules, fleet_kernel)
+_SOURCES: tuple[ModuleType, ...] = (
+    *KERNELS,
+    budget,
+    dispatch,
+    latency,
+    urgency,
+    fleet_state,
+    kernel_state,
+    tables,
+)
+OPTIONS: dict[str, Any] = {"error_model": "numpy"}
+
+
+def table_types() -> dict[str, Rows]:
+    """Return the numba type of every table, in the order of their addresses."""
+    numbers = {int: types.int64, float: types.float64}
+    found = {}
+    for name, hint in get_type_hints(tables.Tables).items():
+        element = get_args(hint)[0]
+        if element in numbers:
+            found[name] = Rows(numbers[element], 8)
+        else:
+            dtype = dtype_of(element)
+            found[name] = Rows(RecordPointer(element.__name__, dtype), dtype.itemsize)
+    return found
+
+
+TABLES = TablesPointer(table_types())
+tables_at = tables_reader(TABLES)
+
+
+def register_sources() -> None:
+    """Let compiled code call the plain functions of the kernel and of the scheduling formulas."""
+    for function in LEAVES:
+        register_jitable(**OPTIONS)(function)
+    for module in KERNELS:
+        for function in vars(module).values():
+            if isinstance(function, FunctionType) and function.__module__ == module.__name__:
+                register_jitable(**OPTIONS)(function)
+
+
+def source_digest() -> int:
+    """Return a number that changes with any source the machine code depends on."""
+    digest = hashlib.blake2b(digest_size=7)
+    for module in _SOURCES:
+        digest.update(inspect.getsource(module).encode())
+    return int.from_bytes(digest.digest(), "big")
+
+
+def _compile_run(digest: int) -> Callable[[int], int]:
+    """Return the compiled event loop; `digest` becomes part of the key of the disk cache."""
+
+    def run_at(address: int) -> int:
+        if digest == 0:
+            return -1
+        return run_fleet(tables_at(address))
+
+    signature = types.int64(types.int64)
+    try:
+        compiled = njit(signature, cache=True, **OPTIONS)(run_at)
+    except RuntimeError:  # nowhere to write: read-only installation without a home directory
+        compiled = njit(signature, **OPTIONS)(run_at)
+    found: Callable[[int], int] = compiled
+    return found
+
+
+register_sources()
+_run_at = _compile_run(source_digest())
+
+
+class CompiledCore:
+    """One run in machine code.
+
+    Args:
+        arrays: Table name -> contiguous array of its records, changed in place.
+    """
+
+    def __init__(self, arrays: Mapping[str, np.ndarray[Any, Any]]) -> None:
+        self._arrays = arrays
+        self._addresses = addresses_of(arrays)
+
+    def proceed(self) -> int:
+        """Run until done or asked, see `run_fleet`."""
+        return _run_at(self._addresses.ctypes.data)
+
+    def read(self, table: str, index: int, field: str) -> Any:
+        """Return a field of a record."""
+        return self._arrays[table][field][index].item()
+
+    def cost_s(self, instance: int) -> float:
+        """Return the expected cost of the call asked about; negative where it cannot run."""
+        return float(self._arrays["costs_s"][instance])
+
+    def answer(self, chosen: int, score: float) -> None:
+        """Answer a question about a call."""
+        self._arrays["runs"]["chosen"] = chosen
+        self._arrays["runs"]["chosen_score"] = score
+
+
+def addresses_of(arrays: Mapping[str, np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
+    """Return the addresses of the tables; valid while the arrays live.
+
+    Raises:
+        TypeError: An array has not the layout that the compiled code expects.
+    """
+    addresses = np.empty(len(TABLES.tables), np.int64)
+    for place, (name, rows) in enumerate(TABLES.tables.items()):
+        array = arrays[name]
+        if array.dtype.itemsize != rows.size_bytes or not array.flags.c_contiguous:
+            msg = f"table {name} has the wrong layout"
+            raise TypeError(msg)
+        addresses[place] = array.ctypes.data
+    return addresses

@@ -1,0 +1,165 @@
+"""The policies that run inside the compiled simulator, as two numbers each.
+
+A policy is a rule for choosing an instance and a rule for ordering its line. Formulas are the leaf
+functions of `shared.scheduling`; what is compiled is their very source. A policy without an
+entry in `COMPILED_RULES` is asked through `shared.scheduling.policy.Policy` for every call.
+"""
+
+from shared.scheduling.dispatch import beta_s2, floored_queue_s, flow_score, tie_order
+from shared.scheduling.latency import decode_s, prefill_s
+from shared.scheduling.urgency import latest_start_s
+from shared.simulation.fleet_state import UNASSIGNED, LineState, PlanState, RunState
+from shared.simulation.kernel_state import CallState, EngineState
+from shared.simulation.tables import Tables
+
+ASK_POLICY = 0
+FLOW = 1
+ROUND_ROBIN = 2
+
+BY_ANSWER = 0
+BY_LATEST_START = 1
+BY_READINESS = 2
+
+COMPILED_RULES = {
+    "hexgen-flow": (FLOW, BY_LATEST_START),
+    "wb+fcfs": (FLOW, BY_READINESS),
+    "rr+pq": (ROUND_ROBIN, BY_LATEST_START),
+    "vllm": (ROUND_ROBIN, BY_READINESS),
+}
+
+
+def price_call(tables: Tables, run: RunState, index: int) -> int:
+    """Fill `costs_s` for a call; returns how many instances can run it."""
+    call = tables.calls[index]
+    plan = tables.plans[index]
+    query = tables.queries[tables.stages[plan.stage].query]
+    tokens = call.input_tokens + call.output_tokens
+    eligible = 0
+    for instance in range(run.num_instances):
+        line = tables.lines[instance]
+        offered = tables.offers[query.model * run.num_instances + instance]
+        if offered == 0 or tokens > line.limit_tokens:
+            tables.costs_s[instance] = -1.0
+            continue
+        eligible += 1
+        engine = tables.engines[instance]
+        cached = expected_cached_tokens(tables, run, line, engine, plan, call, instance)
+        tables.costs_s[instance] = t_comp_s(engine, call, plan, cached)
+    return eligible
+
+
+def t_comp_s(engine: EngineState, call: CallState, plan: PlanState, cached_tokens: int) -> float:
+    """Return the expected cost of a call on an instance, as `latency.service_s` does."""
+    return prefill_s(
+        call.input_tokens - cached_tokens,
+        engine.max_batched_tokens,
+        engine.weights_s,
+        engine.overhead_s,
+        engine.prefill_s_per_token,
+        engine.chunk_waste_tokens,
+    ) + decode_s(
+        plan.predicted_tokens,
+        call.input_tokens,
+        1.0,
+        engine.weights_s,
+        engine.overhead_s,
+        engine.seq_s,
+        engine.kv_s_per_token,
+    )
+
+
+def expected_cached_tokens(
+    tables: Tables,
+    run: RunState,
+    line: LineState,
+    engine: EngineState,
+    plan: PlanState,
+    call: CallState,
+    instance: int,
+) -> int:
+    """Return how many prompt tokens are expected in an instance's cache.
+
+    Counted are parts that are in its memory, and parts of calls bound to it.
+    """
+    if plan.chain < 0 or line.caches == 0:
+        return 0
+    held = 0
+    index = instance * run.num_nodes + plan.chain
+    while index >= 0:
+        node = tables.nodes[index]
+        if node.bound > 0:
+            held = node.end_blocks
+            break
+        if node.resident_blocks > 0:
+            held = node.end_blocks - node.own_blocks + node.resident_blocks
+            break
+        index = node.parent
+    most = (call.input_tokens - 1) // engine.block_tokens
+    return min(held, most) * engine.block_tokens
+
+
+def choose_instance(tables: Tables, run: RunState, index: int) -> int:
+    """Return the instance for a call whose costs have been filled in."""
+    query = tables.queries[tables.stages[tables.plans[index].stage].query]
+    if run.choose_rule == FLOW:
+        return choose_by_flow(tables, run, index, query.dispatcher)
+    return choose_in_turn(tables, run, query.dispatcher)
+
+
+def choose_by_flow(tables: Tables, run: RunState, index: int, dispatcher: int) -> int:
+    """Return the instance of the paper's highest score; ties by `tie_order`."""
+    total_s = 0.0
+    eligible = 0
+    for instance in range(run.num_instances):
+        if tables.costs_s[instance] >= 0.0:
+            total_s += tables.costs_s[instance]
+            eligible += 1
+    beta = beta_s2(total_s / eligible)
+    best = UNASSIGNED
+    best_score = 0.0
+    for instance in range(run.num_instances):
+        cost_s = tables.costs_s[instance]
+        if cost_s < 0.0:
+            continue
+        view = tables.views[dispatcher * run.num_instances + instance]
+        score = flow_score(run.alpha, beta, floored_queue_s(view.backlog_s), cost_s)
+        if best < 0 or score > best_score:
+            best = instance
+            best_score = score
+        elif score == best_score and wins_tie(tables, index, instance, best):
+            best = instance
+    return best
+
+
+def wins_tie(tables: Tables, index: int, instance: int, other: int) -> bool:
+    """Return whether an instance precedes another of equal score for this call."""
+    key = tables.plans[index].tie_key
+    mine = tie_order(key, tables.lines[instance].tie_key)
+    return mine > tie_order(key, tables.lines[other].tie_key)
+
+
+def choose_in_turn(tables: Tables, run: RunState, dispatcher: int) -> int:
+    """Return the next eligible instance in turn; each dispatcher counts for itself."""
+    eligible = 0
+    for instance in range(run.num_instances):
+        if tables.costs_s[instance] >= 0.0:
+            eligible += 1
+    turn = tables.turns[dispatcher]
+    tables.turns[dispatcher] = turn + 1
+    wanted = turn % eligible
+    for instance in range(run.num_instances):
+        if tables.costs_s[instance] >= 0.0:
+            if wanted == 0:
+                return instance
+            wanted -= 1
+    return UNASSIGNED
+
+
+def line_score(tables: Tables, run: RunState, index: int, cost_s: float) -> float:
+    """Return a call's constant place in the line of its instance, smallest first."""
+    if run.order_rule == BY_ANSWER:
+        return run.chosen_score
+    stage = tables.stages[tables.plans[index].stage]
+    if run.order_rule == BY_LATEST_START:
+        return latest_start_s(stage.ready_s, stage.t_slo_s, cost_s)
+    return stage.ready_s

@@ -1,0 +1,111 @@
+"""Simulates a workload on a fleet under a policy.
+
+Runs are deterministic: the same scenario gives the same bytes, compiled or interpreted. Compiled
+code costs a second to load (much more the first time on a machine, when it is compiled), so small
+runs are interpreted.
+"""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+
+from shared.simulation.asking import Core, PolicyDesk
+from shared.simulation.fleet_kernel import ASKS
+from shared.simulation.interpreted import InterpretedCore
+from shared.simulation.layout import Arrays, Layout
+from shared.simulation.results import RunResult
+from shared.simulation.rules import ASK_POLICY, BY_ANSWER, COMPILED_RULES
+from shared.simulation.scenario import Scenario, check_scenario
+
+CoreName = Literal["auto", "compiled", "interpreted"]
+
+# Interpreted runs take about 50 µs a call; compiled code is worth loading above this many.
+CALLS_WORTH_COMPILING = 60_000
+
+_ASKING_RULES = (ASK_POLICY, BY_ANSWER)
+
+
+def simulate(scenario: Scenario, *, core: CoreName = "auto", ask_policy: bool = False) -> RunResult:
+    """Run one scenario.
+
+    Args:
+        scenario: The run.
+        core: `compiled`, `interpreted`, or `auto`, which decides by the number of calls.
+        ask_policy: Ask the policy object even where its rule is compiled.
+
+    Raises:
+        ConfigError: The scenario makes no run; names the place.
+    """
+    return sweep([scenario], core=core, ask_policy=ask_policy)[0]
+
+
+def sweep_alpha(
+    scenario: Scenario, alphas: Sequence[float], *, core: CoreName = "auto"
+) -> list[RunResult]:
+    """Run one scenario under several α, with the same arrivals.
+
+    Args:
+        scenario: The run.
+        alphas: The α to try, each in [0, 1].
+        core: See `simulate`.
+
+    Raises:
+        ConfigError: The scenario makes no run; names the place.
+    """
+    runs = [msgspec.structs.replace(scenario, alpha=alpha) for alpha in alphas]
+    return sweep(runs, core=core)
+
+
+def sweep(
+    scenarios: Sequence[Scenario], *, core: CoreName = "auto", ask_policy: bool = False
+) -> list[RunResult]:
+    """Run scenarios that differ only in policy, α, dispatchers, delays.
+
+    The workload is laid out once, from the first scenario.
+
+    Args:
+        scenarios: The runs; same queries, fleet, shapes, oracle, admission and speed factors.
+        core: See `simulate`.
+        ask_policy: See `simulate`.
+
+    Raises:
+        ConfigError: A scenario makes no run; names the place.
+    """
+    if not scenarios:
+        return []
+    for scenario in scenarios:
+        check_scenario(scenario)
+    layout = Layout(scenarios[0])
+    num_calls = len(layout.query_of_call) * len(scenarios)
+    is_compiled = core == "compiled" or (core == "auto" and num_calls >= CALLS_WORTH_COMPILING)
+    return [_run(layout, scenario, is_compiled, ask_policy) for scenario in scenarios]
+
+
+def _run(layout: Layout, scenario: Scenario, is_compiled: bool, ask_policy: bool) -> RunResult:
+    choose_rule, order_rule = (
+        _ASKING_RULES if ask_policy else COMPILED_RULES.get(scenario.policy, _ASKING_RULES)
+    )
+    tables = layout.tables_for(scenario, choose_rule, order_rule)
+    core = _core(tables, is_compiled)
+    desk = PolicyDesk(layout, scenario, core) if choose_rule == ASK_POLICY else None
+    while core.proceed() == ASKS:
+        if desk is not None:
+            desk.answer_pending()
+    return RunResult(
+        policy=scenario.policy,
+        alpha=scenario.alpha,
+        fleet=layout.fleet,
+        tables=tables,
+        query_of_call=layout.query_of_call,
+        stage_of_call=layout.stage_of_call,
+    )
+
+
+def _core(tables: Arrays, is_compiled: bool) -> Core:
+    if is_compiled:
+        # Numba takes a second to import, which small runs and the live services do not need.
+        from shared.simulation.compiled import CompiledCore  # noqa: PLC0415
+
+        return CompiledCore(tables)
+    return InterpretedCore(tables)
