@@ -24,7 +24,7 @@ from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any, Self
-from urllib.parse import unquote, urlsplit, urlunsplit
+from urllib.parse import SplitResult, unquote, urlsplit, urlunsplit
 
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
@@ -43,6 +43,7 @@ from shared.errors import ConfigError, Fenced, MeshError, StateUnavailable
 _FIRST_BACKOFF_S = 0.02
 _LARGEST_BACKOFF_S = 0.5
 _SCHEMES = ("redis", "rediss", "unix")
+_EXAMPLE = "for example redis://127.0.0.1:6379/0"
 
 Argument = str | int | float | bytes
 _Execute = Callable[..., Awaitable[Any]]
@@ -71,7 +72,7 @@ class RedisParams(BaseModel):
         chunk_ttl_s: A call's chunks vanish this long after the last one, wall seconds.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
     url: str = "redis://127.0.0.1:6379/0"
     username: SecretStr | None = None
@@ -105,13 +106,14 @@ class RedisParams(BaseModel):
 
     @model_validator(mode="after")
     def _check_url(self) -> Self:
-        parts = urlsplit(self.url)
+        # A ConfigError passes through pydantic as it is, without quoting its input.
+        parts = _split(self.url)
         if parts.scheme not in _SCHEMES:
-            raise ValueError("url must begin with redis://, rediss:// or unix://")
+            raise ConfigError("a Redis URL must begin with redis://, rediss:// or unix://")
         place = parts.path if parts.scheme == "unix" else parts.hostname
         if not place:
-            raise ValueError("url names no host or socket, e.g. redis://127.0.0.1:6379/0")
-        _database(self.url)
+            raise ConfigError(f"the Redis URL names no host or socket; {_EXAMPLE}")
+        _database(parts)
         return self
 
     @property
@@ -120,11 +122,19 @@ class RedisParams(BaseModel):
         return self.url
 
 
-def _database(url: str) -> int:
+def _split(url: str) -> SplitResult:
     parts = urlsplit(url)
+    try:
+        _ = parts.port
+    except ValueError as exc:
+        raise ConfigError(f"the port in the Redis URL is no port; {_EXAMPLE}") from exc
+    return parts
+
+
+def _database(parts: SplitResult) -> int:
     text = parts.query.removeprefix("db=") if parts.scheme == "unix" else parts.path.strip("/")
     if text and not text.isdecimal():
-        raise ValueError("the database in url must be a number, e.g. redis://127.0.0.1:6379/0")
+        raise ConfigError(f"the database in the Redis URL must be a number; {_EXAMPLE}")
     return int(text or 0)
 
 
@@ -290,9 +300,9 @@ class _Lane:
 
 
 def _connection_options(params: RedisParams) -> tuple[type[AbstractConnection], dict[str, Any]]:
-    parts = urlsplit(params.url)
+    parts = _split(params.url)
     options: dict[str, Any] = {
-        "db": _database(params.url),
+        "db": _database(parts),
         "username": params.username.get_secret_value() if params.username else None,
         "password": params.password.get_secret_value() if params.password else None,
         "protocol": 2,

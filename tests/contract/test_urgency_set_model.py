@@ -5,6 +5,7 @@ Wipes and returns to an earlier state (a lost end of the append-only file) are s
 
 import asyncio
 import contextlib
+import math
 import uuid
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
@@ -18,6 +19,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from msgspec.structs import replace
 from redis.asyncio import Redis
 
 from shared.adapters.embedded_redis import EmbeddedRedis
@@ -28,34 +30,28 @@ from tests.support.servers import RedisServer
 from tests.support.urgency import Snapshot, snapshot, turn_back
 from tests.support.urgency_model import CLAIMED, PARKED, WAITING, UrgencyModel
 
+Held = tuple[str, Token]
+Draw = Callable[[st.SearchStrategy[Any]], Any]
+
 IDS = st.sampled_from(["a", "b", "c", "d:1", "é"])
-EPOCHS = st.integers(1, 3)
 INSTANTS = st.sampled_from([0.0, 1.5, 3.0, 35_800_000_000.123456])
 # Few distinct scores and arrivals, so that ties are common.
 SCORES = st.sampled_from([-1.0, 0.0, 2.5, 35_800_000_000.123456])
 OFFSETS = st.sampled_from([0, 9, 10, 2**53 + 1])
-ATTEMPTS = st.sampled_from([0, 1, 10])
-
-
-def tokens(epochs: st.SearchStrategy[int] = EPOCHS) -> st.SearchStrategy[Token]:
-    """Return tokens, of these epochs."""
-    return st.builds(Token, epochs, OFFSETS, ATTEMPTS)
-
-
-def additions() -> st.SearchStrategy[list[QueueEntry]]:
-    """Return additions, each of one epoch."""
-    return EPOCHS.flatmap(
-        lambda epoch: st.lists(
-            st.builds(
-                QueueEntry,
-                request_id=IDS,
-                score=SCORES,
-                arrival=OFFSETS,
-                token=tokens(st.just(epoch)),
-            ),
-            max_size=4,
-        )
-    )
+# Most steps are the current life's; one of the life before or after is rare.
+LIVES = st.sampled_from([0] * 18 + [-1, 1])
+LIMITS = st.sampled_from([1, 2, 9, 0])
+LEASES = st.sampled_from([1.0, math.inf])
+STATES = st.sampled_from([(CLAIMED,), (CLAIMED,), (CLAIMED,), (WAITING, PARKED)])
+TOKENS = st.builds(Token, st.integers(1, 3), OFFSETS, st.sampled_from([0, 1, 10]))
+ENTRIES = st.builds(QueueEntry, request_id=IDS, score=SCORES, arrival=OFFSETS, token=TOKENS)
+# One rule with weights: as rules of their own, most histories would lack the one or the other.
+STEPS = st.sampled_from(
+    ["add"] * 4
+    + ["claim"] * 4
+    + ["park"] * 2
+    + ["ack", "release", "stale", "remove", "renew", "reclaim", "reclaim", "save", "disturb"]
+)
 
 
 class UrgencyMachine(RuleBasedStateMachine):
@@ -82,6 +78,15 @@ class UrgencyMachine(RuleBasedStateMachine):
         """Run a coroutine to its end."""
         return self.runner.run(step)
 
+    def epoch_of(self, life: int) -> int:
+        """Return the epoch that many lives after the current one."""
+        return max(self.model.epoch + life, 0)
+
+    def pick(self, draw: Draw) -> Held | None:
+        """Choose an entry that is there, mostly a claimed one."""
+        there = sorted(self.model.tokens(*draw(STATES)).items())
+        return draw(st.sampled_from(there)) if there else None
+
     def same(self, step: Awaitable[object], expect: Callable[[], object]) -> None:
         """Run a step on both, and expect one result or one refusal."""
         try:
@@ -101,116 +106,93 @@ class UrgencyMachine(RuleBasedStateMachine):
         await turn_back(self.raw, self.prefix, {})
         await self.stack.aclose()
 
-    @rule(epoch=EPOCHS)
-    def begin(self, epoch: int) -> None:
-        """A life begins."""
-        self.same(self.line.begin(epoch), lambda: self.model.begin(epoch))
+    @rule(name=STEPS, data=st.data())
+    def step(self, name: str, data: st.DataObject) -> None:
+        """One of the steps below."""
+        getattr(self, name)(data.draw)
 
-    @rule(entries=additions())
-    def add(self, entries: list[QueueEntry]) -> None:
+    def add(self, draw: Draw) -> None:
         """Calls arrive, or are healed."""
+        epoch = self.epoch_of(draw(LIVES))
+        drawn = draw(st.lists(ENTRIES, max_size=4))
+        entries = [replace(one, token=replace(one.token, epoch=epoch)) for one in drawn]
         self.same(self.line.add(entries), lambda: self.model.add(entries))
 
-    @rule(epoch=EPOCHS, limit=st.integers(0, 3), now_s=INSTANTS)
-    def claim(self, epoch: int, limit: int, now_s: float) -> None:
-        """The owner takes what is next."""
-        self.same(
-            self.line.claim(epoch, limit=limit, now_s=now_s),
-            lambda: self.model.claim(epoch, limit, now_s, float("inf")),
-        )
+    def claim(self, draw: Draw) -> None:
+        """The owner takes what is next, or a claimer does for a while."""
+        epoch, limit, now_s = self.epoch_of(draw(LIVES)), draw(LIMITS), draw(INSTANTS)
+        lease_s = draw(LEASES)
+        if lease_s < math.inf:
+            step = self.line.claim_leased(epoch, limit=limit, now_s=now_s, lease_s=lease_s)
+        else:
+            step = self.line.claim(epoch, limit=limit, now_s=now_s)
+        self.same(step, lambda: self.model.claim(epoch, limit, now_s, now_s + lease_s))
 
-    @rule(epoch=EPOCHS, limit=st.integers(0, 3), now_s=INSTANTS)
-    def claim_leased(self, epoch: int, limit: int, now_s: float) -> None:
-        """A claimer takes what is next, for a while."""
-        self.same(
-            self.line.claim_leased(epoch, limit=limit, now_s=now_s, lease_s=1.0),
-            lambda: self.model.claim(epoch, limit, now_s, now_s + 1.0),
-        )
+    def ack(self, draw: Draw, at: Held | None = None) -> None:
+        """The outcome of a call is published."""
+        if at := at or self.pick(draw):
+            self.same(self.line.ack(*at), lambda: self.model.ack(*at))
 
-    @rule(request_id=IDS, token=tokens())
-    def ack_any(self, request_id: str, token: Token) -> None:
-        """Somebody acks, perhaps in vain."""
-        self.same(self.line.ack(request_id, token), lambda: self.model.ack(request_id, token))
+    def park(self, draw: Draw, at: Held | None = None) -> None:
+        """A call is to be retried later."""
+        due_s = draw(INSTANTS)
+        if at := at or self.pick(draw):
+            self.same(
+                self.line.park(*at, due_s=due_s),
+                lambda: self.model.park(*at, due_s),
+            )
 
-    @rule(data=st.data())
-    def ack(self, data: st.DataObject) -> None:
-        """The outcome of a claimed entry is published."""
-        if claimed := self.model.tokens(CLAIMED):
-            request_id = data.draw(st.sampled_from(sorted(claimed)))
-            self.ack_any(request_id, claimed[request_id])
+    def release(self, draw: Draw, at: Held | None = None) -> None:
+        """A call is handed back."""
+        if at := at or self.pick(draw):
+            self.same(self.line.release(*at), lambda: self.model.release(*at))
 
-    @rule(request_id=IDS, token=tokens(), due_s=INSTANTS)
-    def park_any(self, request_id: str, token: Token, due_s: float) -> None:
-        """Somebody parks, perhaps in vain."""
-        self.same(
-            self.line.park(request_id, token, due_s=due_s),
-            lambda: self.model.park(request_id, token, due_s),
-        )
+    def stale(self, draw: Draw) -> None:
+        """Somebody acks, parks or releases with a token of some other delivery."""
+        settle = draw(st.sampled_from([self.ack, self.park, self.release]))
+        request_id, token = draw(IDS), draw(TOKENS)
+        settle(draw, (request_id, replace(token, epoch=self.epoch_of(draw(LIVES)))))
 
-    @rule(data=st.data(), due_s=INSTANTS)
-    def park(self, data: st.DataObject, due_s: float) -> None:
-        """A claimed, parked or waiting entry is to be retried later."""
-        if members := self.model.tokens(WAITING, PARKED, CLAIMED):
-            request_id = data.draw(st.sampled_from(sorted(members)))
-            self.park_any(request_id, members[request_id], due_s)
-
-    @rule(request_id=IDS, token=tokens())
-    def release_any(self, request_id: str, token: Token) -> None:
-        """Somebody releases, perhaps in vain."""
-        self.same(
-            self.line.release(request_id, token), lambda: self.model.release(request_id, token)
-        )
-
-    @rule(data=st.data())
-    def release(self, data: st.DataObject) -> None:
-        """A claimed, parked or waiting entry is handed back."""
-        if members := self.model.tokens(WAITING, PARKED, CLAIMED):
-            request_id = data.draw(st.sampled_from(sorted(members)))
-            self.release_any(request_id, members[request_id])
-
-    @rule(request_ids=st.lists(IDS, max_size=3))
-    def remove(self, request_ids: list[str]) -> None:
+    def remove(self, draw: Draw) -> None:
         """Queries are cancelled."""
+        request_ids = draw(st.lists(IDS, max_size=3))
         self.same(self.line.remove(request_ids), lambda: self.model.remove(request_ids))
 
-    @rule(now_s=INSTANTS)
-    def renew(self, now_s: float) -> None:
+    def renew(self, draw: Draw) -> None:
         """A claimer renews all it could hold."""
+        now_s = draw(INSTANTS)
         held = sorted(self.model.tokens(CLAIMED, WAITING).items())
         self.same(
             self.line.renew(held, now_s=now_s, lease_s=1.0),
             lambda: self.model.renew(held, now_s + 1.0),
         )
 
-    @rule(now_s=INSTANTS)
-    def reclaim(self, now_s: float) -> None:
+    def reclaim(self, draw: Draw) -> None:
         """A reclaimer gives back what ran out."""
+        now_s = draw(INSTANTS)
         found = self.do(self.line.reclaim(now_s=now_s))
         expected = self.model.reclaim(now_s)
         assert sorted(found, key=repr) == sorted(expected, key=repr)
 
-    @rule()
-    def remember(self) -> None:
-        """The server writes its state to disk."""
+    def save(self, _: Draw) -> None:
+        """The server's state reaches the disk."""
         self.past = (self.do(snapshot(self.raw, self.prefix)), self.model.snapshot())
 
-    @rule()
-    def lose(self) -> None:
-        """The server crashes, and comes back with what was on disk."""
-        stored, model = self.past
-        self.do(turn_back(self.raw, self.prefix, stored))
-        self.model = model.snapshot()
-
-    @rule()
-    def wipe(self) -> None:
-        """Somebody empties the server."""
-        self.do(turn_back(self.raw, self.prefix, {}))
-        self.model = UrgencyModel()
-
-    @rule()
-    def forget_scripts(self) -> None:
-        """Somebody makes the server forget the scripts."""
-        self.do(self.raw.script_flush())
+    def disturb(self, draw: Draw) -> None:
+        """A life begins; or the server crashes back to what was saved, is emptied, or forgets."""
+        kind = draw(st.sampled_from(["begin", "crash", "crash", "wipe", "forget scripts"]))
+        if kind == "begin":
+            epoch = self.epoch_of(draw(st.sampled_from([-1, 0, 1])))
+            self.same(self.line.begin(epoch), lambda: self.model.begin(epoch))
+        elif kind == "crash":
+            stored, model = self.past
+            self.do(turn_back(self.raw, self.prefix, stored))
+            self.model = model.snapshot()
+        elif kind == "wipe":
+            self.do(turn_back(self.raw, self.prefix, {}))
+            self.model = UrgencyModel()
+        else:
+            self.do(self.raw.script_flush())
 
     @invariant()
     def views_agree(self) -> None:
@@ -222,7 +204,7 @@ class UrgencyMachine(RuleBasedStateMachine):
         assert self.do(line.waiting(limit=99)) == model.waiting()
 
 
-def explore(url: str, num_histories: int, num_steps: int = 50) -> None:
+def explore(url: str, num_histories: int = 40, num_steps: int = 60) -> None:
     """Run random histories against a server."""
     machine = type("Machine", (UrgencyMachine,), {"url": url})
     run_state_machine_as_test(
@@ -245,13 +227,13 @@ def embedded() -> Iterator[EmbeddedRedis]:
 
 def test_embedded_follows_the_model(embedded: EmbeddedRedis) -> None:
     """Valkey and the model agree over random histories."""
-    explore(embedded.url, num_histories=40)
+    explore(embedded.url)
 
 
 @pytest.mark.real
 def test_redis_follows_the_model(redis_server: RedisServer) -> None:
     """Redis and the model agree over random histories."""
-    explore(redis_server.url, num_histories=40)
+    explore(redis_server.url)
 
 
 @pytest.mark.slow
