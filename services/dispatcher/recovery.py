@@ -11,6 +11,7 @@ begins a new epoch or the partition moves on. Probes of owners that are no more 
 """
 
 import asyncio
+import secrets
 from collections.abc import Collection
 
 import structlog
@@ -54,9 +55,12 @@ class Ward:
 
     Args:
         max_gap_s: See `SilenceWatch`.
+        after_seq: Own probes up to this number belong to an earlier time of ownership: what they
+            say about silence is history, and later records may tell otherwise.
     """
 
-    def __init__(self, max_gap_s: float) -> None:
+    def __init__(self, max_gap_s: float, after_seq: int) -> None:
+        self.after_seq = after_seq
         self.silence = SilenceWatch(max_gap_s)
         self.instances: dict[str, Watched] = {}
         self.old_probes: dict[str, float] = {}
@@ -104,7 +108,9 @@ class Recovery:
         self._health = health
         self._publisher = Publisher(broker, topics, clock)
         self._wards: dict[TopicPartition, Ward] = {}
-        self._own_key = f"{PROBE_KEY}{params.dispatcher_id}"
+        # One life of this process: probes of an earlier one are another owner's.
+        self._owner_id = f"{params.dispatcher_id}.{secrets.token_hex(3)}"
+        self._own_key = f"{PROBE_KEY}{self._owner_id}"
         self._seq = 0
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -136,7 +142,7 @@ class Recovery:
                 ward = self._wards.get(record.tp)
                 if ward is None:
                     gap_s = MAX_GAP_PROBES * self._params.probe_interval_s
-                    ward = self._wards[record.tp] = Ward(gap_s)
+                    ward = self._wards[record.tp] = Ward(gap_s, self._seq)
                 self._take(record, ward, group)
 
     def _take(self, record: Record, ward: Ward, group: asyncio.TaskGroup) -> None:
@@ -154,7 +160,9 @@ class Recovery:
             if reborn is not None and reborn.rescue is not None:
                 reborn.rescue.end()
                 reborn.rescue = reborn.task = None
-        elif key == self._own_key:
+        elif key == self._own_key and isinstance(message, RecoveryProbe):
+            if message.seq <= ward.after_seq:
+                return
             self._health.beat("recovery")
             ward.silence.probe(record.append_unix_s)
             self._look_around(record, ward, group)
@@ -224,7 +232,7 @@ class Recovery:
 
     async def _probe(self, partition: int) -> None:
         self._seq += 1
-        probe = RecoveryProbe(owner_id=self._params.dispatcher_id, seq=self._seq)
+        probe = RecoveryProbe(owner_id=self._owner_id, seq=self._seq)
         try:
             await self._publisher.once(
                 INSTANCE_STATES, probe, key=self._own_key, partition=partition

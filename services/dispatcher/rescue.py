@@ -147,6 +147,8 @@ class Rescue:
                 except BrokerUnavailable:
                     await asyncio.sleep(RETRY_S)
                     continue
+                if self._over.is_set():
+                    return  # what came meanwhile belongs to the next life, or the next owner
                 await self._hand_back(records, tracker)
                 if tracker.committable() != committed:
                     committed = await self._commit(consumer, tp, tracker)

@@ -36,4 +36,6 @@ class SilenceWatch:
         """
         if self._chain_began_s is None:
             return 0.0
+        if heard_unix_s > self._last_probe_s + self._max_gap_s:
+            heard_unix_s = self._chain_began_s  # heard before the broker's clock was set back
         return self._last_probe_s - max(heard_unix_s, self._chain_began_s)
