@@ -31,6 +31,12 @@ class WorkerParams:
     """... but never before this many times its expected service time."""
     stall_wall_s: float = 30.0
     """... and never before this many wall seconds, as scaled time magnifies every hiccup."""
+    failure_threshold: int = 3
+    """After so many failed generations in a row one call at a time is tried, with pauses."""
+    failure_pause_s: float = 0.5
+    """First of these pauses; each failure doubles it, up to `longest_failure_pause_s`."""
+    longest_failure_pause_s: float = 15.0
+    """Longest of these pauses."""
     heartbeat_s: float = 1.0
     """Longest time between two state reports."""
     coalesce_s: float = 0.05

@@ -55,9 +55,7 @@ class Breaker:
         longest_pause_s: Longest pause, wall seconds.
     """
 
-    def __init__(
-        self, threshold: int = 3, first_pause_s: float = 0.5, longest_pause_s: float = 15.0
-    ) -> None:
+    def __init__(self, threshold: int, first_pause_s: float, longest_pause_s: float) -> None:
         self._threshold = threshold
         self._first_pause_s = first_pause_s
         self._longest_pause_s = longest_pause_s
@@ -96,7 +94,10 @@ class Runner:
         self._life = life
         self._engine = engine
         self._store = store
-        self._breaker = Breaker()
+        params = life.params
+        self._breaker = Breaker(
+            params.failure_threshold, params.failure_pause_s, params.longest_failure_pause_s
+        )
         self._blocked: HeldCall | None = None
         self._blocked_since = 0
         self.is_taking = True

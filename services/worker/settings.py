@@ -35,6 +35,9 @@ class WorkerSettings(BaseSettings):
     stall_floor_s: float = Field(default=600.0, gt=0, le=86_400)
     stall_factor: float = Field(default=30.0, ge=1, le=10_000)
     stall_wall_s: WallS = 30.0
+    failure_threshold: int = Field(default=3, ge=1, le=10_000)
+    failure_pause_s: WallS = 0.5
+    longest_failure_pause_s: WallS = 15.0
     heartbeat_s: Annotated[float, Field(ge=0.05, le=60)] = 1.0
     coalesce_s: Annotated[float, Field(ge=0.001, le=10)] = 0.05
     commit_s: WallS = 0.5

@@ -56,6 +56,7 @@ SPEC = InstanceSpec(
 QUICK = WorkerParams(
     instance_id=INSTANCE,
     capacity=8,
+    failure_pause_s=0.05,
     heartbeat_s=0.05,
     coalesce_s=0.005,
     commit_s=0.02,
