@@ -23,6 +23,7 @@ from aiokafka.structs import ConsumerRecord
 
 from shared.adapters.commit_metadata import check_metadata
 from shared.adapters.kafka_admin import KafkaAdmin
+from shared.adapters.kafka_ending import cancel_all, ends_well
 from shared.adapters.kafka_errors import translate, translated
 from shared.adapters.kafka_params import KafkaParams
 from shared.errors import BrokerUnavailable, ConfigError, StaleAssignment
@@ -34,6 +35,12 @@ PROBE_S = 3.0
 SUSPECT_S = 1.0
 CLOSE_S = 5.0
 STUCK_REBALANCES = 3
+COORDINATOR_TASKS = (
+    "_coordination_task",
+    "_heartbeat_task",
+    "_commit_refresh_task",
+    "_reset_committed_task",
+)
 
 ForeignRecord = ConsumerRecord[bytes, bytes]
 Batches = dict[KafkaTopicPartition, list[ForeignRecord]]
@@ -60,17 +67,13 @@ class Client(AIOKafkaConsumer):
 
     async def discard(self) -> None:
         """Leave the group and close within `CLOSE_S`, then close whatever is left."""
-        try:
-            async with asyncio.timeout(CLOSE_S):
-                await self.stop()
-        except (TimeoutError, kafka.KafkaError):
-            task = getattr(self._coordinator, "_coordination_task", None)
-            if task is not None and not task.done():
-                task.cancel()
-                await asyncio.wait({task}, timeout=CLOSE_S)
-            if self._fetcher is not None:
-                await self._fetcher.close()
-            await self._client.close()
+        if await ends_well(self.stop(), name="kafka-consumer-stop", timeout_s=CLOSE_S):
+            return
+        tasks = [getattr(self._coordinator, name, None) for name in COORDINATOR_TASKS]
+        tasks += [getattr(self._fetcher, "_fetch_task", None)]
+        tasks += getattr(self._fetcher, "_pending_tasks", ())
+        await cancel_all(tasks, timeout_s=1.0)
+        await ends_well(self._client.close(), name="kafka-consumer-close", timeout_s=1.0)
 
 
 class KafkaConsumer:

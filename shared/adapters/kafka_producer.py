@@ -26,6 +26,7 @@ from aiokafka import errors as kafka
 from aiokafka.partitioner import DefaultPartitioner
 
 from shared.adapters.kafka_admin import KafkaAdmin
+from shared.adapters.kafka_ending import cancel_all, ends_well
 from shared.adapters.kafka_errors import translate
 from shared.adapters.kafka_params import MAX_BATCH_BYTES, KafkaParams
 from shared.errors import BrokerUnavailable, ConfigError, TooLarge, UnknownTopic
@@ -48,18 +49,24 @@ class _Producer(AIOKafkaProducer):
         task = self._sender.sender_task
         return task is not None and not task.done()
 
+    def forget_topic(self, topic: str) -> None:
+        """Fail what is still to be sent to a topic that was deleted.
+
+        aiokafka would ask for its leader in a tight loop until the records expire.
+        """
+        batches = self._message_accumulator._batches  # noqa: SLF001
+        for tp in [tp for tp in batches if tp.topic == topic]:
+            for batch in batches.pop(tp):
+                batch.failure(kafka.UnknownTopicOrPartitionError())
+        self.client.set_topics(self.client._topics - {topic})  # noqa: SLF001
+
     async def discard(self) -> None:
         """Settle what it holds within `SETTLE_S`, then close it whatever is left."""
-        try:
-            async with asyncio.timeout(SETTLE_S):
-                await self.stop()
-        except (TimeoutError, kafka.KafkaError):
-            self._message_accumulator.fail_all(kafka.ProducerClosed())
-            task = self._sender.sender_task
-            if task is not None and not task.done():
-                task.cancel()
-                await asyncio.wait({task}, timeout=SETTLE_S)
-            await self.client.close()
+        if await ends_well(self.stop(), name="kafka-producer-stop", timeout_s=SETTLE_S):
+            return
+        self._message_accumulator.fail_all(kafka.ProducerClosed())
+        await cancel_all([self._sender.sender_task], timeout_s=1.0)
+        await ends_well(self.client.close(), name="kafka-producer-close", timeout_s=1.0)
 
 
 @dataclass(frozen=True)
@@ -161,31 +168,34 @@ class KafkaPublisher:
             future = await producer.send(
                 topic, value, key=key, partition=tp.partition, headers=list(headers)
             )
+            future.add_done_callback(_retrieve)
             if facts.max_message_bytes < MAX_BATCH_BYTES:
                 # The limit holds for batches too, so on such a topic each record is its own.
                 await asyncio.wait({future})
         try:
-            metadata = await self._acknowledged(future, topic)
+            metadata = await self._acknowledged(producer, future, topic)
         except kafka.KafkaError:
             self._retire(producer)
             raise
         return self._ack(tp, metadata, sent_s)
 
-    async def _acknowledged(self, future: asyncio.Future[Any], topic: str) -> Any:
-        """Wait for an acknowledgement; soon look whether the topic was deleted under it."""
-        try:
-            async with asyncio.timeout(LOOK_AFTER_S):
-                return await asyncio.shield(future)
-        except TimeoutError:
-            self.forget([topic])
-        try:
-            await self._admin.partitions_of(topic)
-        except BrokerUnavailable:
-            log.debug("publish_waits_for_broker", topic=topic)
-        except UnknownTopic:
-            future.cancel()
-            raise
-        return await future
+    async def _acknowledged(
+        self, producer: _Producer, future: asyncio.Future[Any], topic: str
+    ) -> Any:
+        """Wait for an acknowledgement, and look whether the topic was deleted under it."""
+        while True:
+            try:
+                async with asyncio.timeout(LOOK_AFTER_S):
+                    return await asyncio.shield(future)
+            except TimeoutError:
+                self.forget([topic])
+            try:
+                await self._admin.partitions_of(topic)
+            except BrokerUnavailable:
+                log.debug("publish_waits_for_broker", topic=topic)
+            except UnknownTopic:
+                producer.forget_topic(topic)
+                raise
 
     def _ack(self, tp: TopicPartition, metadata: Any, sent_s: float) -> Ack:
         if metadata.offset < 0:
@@ -276,6 +286,12 @@ class KafkaPublisher:
             log.warning("kafka_producer_replaced")
             self._retired.append(producer)
             self._producer = None
+
+
+def _retrieve(future: asyncio.Future[Any]) -> None:
+    """Mark a failure as seen even if nobody waits for the record any more."""
+    if not future.cancelled():
+        future.exception()
 
 
 def _check_record(
