@@ -65,8 +65,7 @@ async def test_all_and_only_the_unfinished_calls_of_a_dead_instance_go_back(mesh
         await mesh.submit(*(make_request(f"r{i}", query_id="q") for i in range(6)))
         before = await mesh.until(lambda: _bound(dead, 6))
         await _finish(mesh, dead, 0, 2, 3)
-        await mesh.pass_time(DEAD_AFTER_S + 3)
-        await mesh.until(lambda: _handed_back(mesh))
+        await mesh.pass_time_until(lambda: _handed_back(mesh))
         other = await mesh.instance("other")
         again = await mesh.until(lambda: _bound(other, 3))
         await mesh.pass_time(1, beating=[other])
@@ -86,7 +85,8 @@ async def test_a_fence_begins_an_epoch_at_its_own_offset(mesh: Mesh):
     """One fence per death; its worker, should it still live, finds a higher epoch than its own."""
     dead = await mesh.instance("dead")
     async with mesh.running(dead_after_s=DEAD_AFTER_S):
-        await mesh.pass_time(DEAD_AFTER_S + 6)
+        await mesh.pass_time_until(lambda: _fences(mesh))
+        await mesh.pass_time(DEAD_AFTER_S + 3)
         (fence,) = await _fences(mesh)
     assert (fence.instance_id, fence.phase, fence.epoch) == ("dead", "gone", -1)
     assert fence.spec == dead.spec
@@ -99,8 +99,7 @@ async def test_a_fenced_instance_gets_no_calls_though_its_old_life_still_speaks(
     """States of a lower epoch than the fence are ignored."""
     dead = await mesh.instance("dead")
     async with mesh.running(dead_after_s=DEAD_AFTER_S):
-        await mesh.pass_time(DEAD_AFTER_S + 3)
-        await mesh.until(lambda: _fences(mesh))
+        await mesh.pass_time_until(lambda: _fences(mesh))
         await dead.say()
         await mesh.submit(make_request("r"))
         await mesh.pass_time(2, beating=[dead])
@@ -117,8 +116,7 @@ async def test_late_arrivals_are_forwarded_until_the_instance_begins_a_new_epoch
     async with mesh.running(dead_after_s=DEAD_AFTER_S):
         await mesh.submit(make_request("r0"))
         (bound,) = await mesh.until(lambda: _bound(dead, 1))
-        await mesh.pass_time(DEAD_AFTER_S + 3)
-        await mesh.until(lambda: _handed_back(mesh))
+        await mesh.pass_time_until(lambda: _handed_back(mesh))
         late = make_request("late", ready_at_s=1.0, t_slo_s=2.0)
         message = type(bound)(
             **{f: getattr(bound, f) for f in bound.__struct_fields__} | {"request": late}
@@ -163,8 +161,8 @@ async def test_an_instance_that_died_in_an_outage_is_found_after_it(mesh: Mesh):
         mesh.broker.is_down = True
         await mesh.pass_time(20)
         mesh.broker.is_down = False
-        await mesh.pass_time(DEAD_AFTER_S + 4, beating=[alive])
-        assert [fence.instance_id for fence in await _fences(mesh)] == ["dead"]
+        (fence,) = await mesh.pass_time_until(lambda: _fences(mesh), beating=[alive])
+    assert fence.instance_id == "dead"
 
 
 async def test_leftovers_of_an_instance_that_left_go_back_without_a_fence(mesh: Mesh):
@@ -175,8 +173,7 @@ async def test_leftovers_of_an_instance_that_left_go_back_without_a_fence(mesh: 
         await mesh.until(lambda: _bound(instance, 2))
         await _finish(mesh, instance, 0)
         await instance.say("gone")
-        await mesh.pass_time(2)
-        await mesh.until(lambda: _handed_back(mesh))
+        await mesh.pass_time_until(lambda: _handed_back(mesh))
     assert await _handed_back(mesh) == [("r1", 1)]
     assert await _fences(mesh) == []
 
@@ -188,8 +185,7 @@ async def test_a_call_under_which_too_many_instances_died_ends_failed(mesh: Mesh
     async with mesh.running(dead_after_s=DEAD_AFTER_S, max_attempts=2):
         await mesh.submit(killer)
         await mesh.until(lambda: _bound(instance, 1))
-        await mesh.pass_time(DEAD_AFTER_S + 3)
-        (outcome,) = await mesh.until(mesh.outcomes)
+        (outcome,) = await mesh.pass_time_until(mesh.outcomes)
     assert (outcome.kind, outcome.reason, outcome.attempt) == ("failed", "instance_lost", 2)
     assert outcome.instance_id == "a"
 
@@ -213,7 +209,7 @@ async def test_a_rescue_is_taken_up_by_the_next_owner_without_repeating_it(mesh:
     async with mesh.running(dead_after_s=DEAD_AFTER_S) as first:
         await mesh.submit(*(make_request(f"r{i}", query_id="q") for i in range(4)))
         await mesh.until(lambda: _bound(dead, 4))
-        await mesh.pass_time(DEAD_AFTER_S + 3)
+        await mesh.pass_time_until(lambda: _fences(mesh))
         await mesh.until(lambda: _worker_committed(mesh, dead) == Committed(offset=4))
         await first.kill()
     async with mesh.running(id="d2", dead_after_s=DEAD_AFTER_S):
@@ -230,8 +226,7 @@ async def test_poison_on_an_instance_topic_is_buried_and_answered(mesh: Mesh):
         await mesh.until(lambda: _bound(dead, 1))
         nested = {"type": "bound_call", "request": msgpack.unpackb(encode(make_request("bad")))}
         await mesh.broker.inner.publish(TOPICS.instance("dead"), msgpack.packb(nested))
-        await mesh.pass_time(DEAD_AFTER_S + 3)
-        (outcome,) = await mesh.until(mesh.outcomes)
+        (outcome,) = await mesh.pass_time_until(mesh.outcomes)
         await mesh.until(lambda: _worker_committed(mesh, dead) == Committed(offset=2))
     assert (outcome.request_id, outcome.kind) == ("bad", "rejected")
     assert len(await mesh.dead_letters()) == 1
@@ -261,8 +256,7 @@ async def test_an_instance_whose_topic_was_deleted_is_forgotten(mesh: Mesh):
     async with mesh.running(dead_after_s=DEAD_AFTER_S):
         await instance.say("gone")
         await mesh.broker.delete_topics([TOPICS.instance("a")])
-        await mesh.pass_time(3)
-        await mesh.until(lambda: _has_tombstone(mesh, b"a"))
+        await mesh.pass_time_until(lambda: _has_tombstone(mesh, b"a"))
 
 
 async def test_a_stop_during_a_rescue_ends_it_and_leaves_the_rest_for_the_next_owner(mesh: Mesh):
@@ -272,11 +266,10 @@ async def test_a_stop_during_a_rescue_ends_it_and_leaves_the_rest_for_the_next_o
         await mesh.submit(make_request("r0"))
         await mesh.until(lambda: _bound(dead, 1))
         mesh.broker.refuse_publish = lambda topic: topic == TOPICS.name(STAGE_REQUESTS)
-        await mesh.pass_time(DEAD_AFTER_S + 3)
+        await mesh.pass_time_until(lambda: _fences(mesh))
         async with asyncio.timeout(5):
             await running.stop()
     assert await _handed_back(mesh) == []
     mesh.broker.refuse_publish = lambda _: False
     async with mesh.running(id="d2", dead_after_s=DEAD_AFTER_S):
-        await mesh.pass_time(3)
-        await mesh.until(lambda: _handed_back(mesh))
+        await mesh.pass_time_until(lambda: _handed_back(mesh))

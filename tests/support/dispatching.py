@@ -5,7 +5,6 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
-
 from services.dispatcher.app import build_dispatcher
 from services.dispatcher.params import DispatcherParams
 from shared.adapters.clock import ManualClock
@@ -276,7 +275,7 @@ class Mesh:
         found = self.broker.inner.committed(group, TopicPartition(TOPICS.name(topic), partition))
         return found.offset if found else 0
 
-    async def until(self, fact: Callable[[], Any], *, seconds: float = 5.0) -> Any:
+    async def until(self, fact: Callable[[], Any], *, seconds: float = 20.0) -> Any:
         """Wait (real time) until `fact`, plain or async, holds; return its value."""
         async with asyncio.timeout(seconds):
             while True:
@@ -296,6 +295,15 @@ class Mesh:
             await self.clock.advance(0.5)
             await asyncio.sleep(0.004)  # readers that wait for the real loop get their turn
             await self.clock.settle()
+
+    async def pass_time_until(
+        self, fact: Callable[[], Any], *, beating: Sequence[Instance] = ()
+    ) -> Any:
+        """Let time pass until an async fact holds; return its value."""
+        async with asyncio.timeout(20):
+            while not (value := await fact()):
+                await self.pass_time(0.5, beating=beating)
+            return value
 
     def running(self, **params: Any) -> AbstractAsyncContextManager["Running"]:
         """Run a dispatcher while the context is open; it is stopped cleanly at its end.
