@@ -1,7 +1,7 @@
 """From predictions to a decision: calibration, confidence, extrapolation; pure."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -24,6 +24,7 @@ def judge(
     current: float,
     previous: float | None,
     observed_s: Sequence[float],
+    observed_shares: Mapping[str, float],
     rules: TuningRules,
 ) -> TuningDecision:
     """Return what to do about α, given a sweep that contains the α in force.
@@ -33,6 +34,7 @@ def judge(
         current: α in force.
         previous: α before it, or None.
         observed_s: End-to-end time of the window's completed queries, as measured, seconds.
+        observed_shares: instance_id -> share of the generated tokens, as measured, in [0, 1].
         rules: Margins and bounds.
     """
     by_alpha = {run.alpha: run for run in replayed}
@@ -47,7 +49,7 @@ def judge(
         rules=rules,
         gain_low=gain_low,
         ineligible=[
-            alpha for alpha, run in by_alpha.items() if is_extrapolated(run.shares, now.shares)
+            alpha for alpha, run in by_alpha.items() if is_extrapolated(run.shares, observed_shares)
         ],
         calibration_error=_calibration_error(now, observed_s),
         num_queries=len(observed_s),

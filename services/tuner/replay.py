@@ -5,7 +5,7 @@ process boundary is plain data.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from typing import TYPE_CHECKING, Protocol
 
@@ -46,7 +46,7 @@ class Replayed(msgspec.Struct, frozen=True, kw_only=True):
         alpha: The α.
         latencies_s: End-to-end time of every query, in the request's order; NaN: not completed.
         p95_s: Their 95th percentile, seconds.
-        shares: instance_id -> share of the fleet's busy time, in [0, 1].
+        shares: instance_id -> share of the fleet's generated tokens, in [0, 1].
     """
 
     alpha: float
@@ -85,16 +85,24 @@ def replay_now(packed: bytes) -> bytes:
 
 
 def _replayed(alpha: float, result: "RunResult", fleet: Sequence[InstanceSpec]) -> Replayed:
-    total_s = float(result.busy_s.sum())
+    generated = dict.fromkeys((spec.instance_id for spec in fleet), 0)
+    for index, tokens in zip(
+        result.call_instance.tolist(), result.output_tokens.tolist(), strict=True
+    ):
+        if index >= 0:
+            generated[fleet[index].instance_id] += tokens
     return Replayed(
         alpha=alpha,
-        latencies_s=tuple((result.query_end_s - result.query_arrival_s).tolist()),
+        latencies_s=tuple(result.latency_s.tolist()),
         p95_s=result.summary().p95_s,
-        shares={
-            spec.instance_id: float(busy_s) / total_s if total_s > 0 else 0.0
-            for spec, busy_s in zip(fleet, result.busy_s, strict=True)
-        },
+        shares=shares_of(generated),
     )
+
+
+def shares_of(generated: Mapping[str, int]) -> dict[str, float]:
+    """Return instance_id -> share of the fleet's generated tokens, in [0, 1]."""
+    total = sum(generated.values())
+    return {key: tokens / total if total else 0.0 for key, tokens in generated.items()}
 
 
 class ProcessReplay:

@@ -12,7 +12,7 @@ import msgspec
 import structlog
 
 from services.tuner.judgement import judge
-from services.tuner.replay import Replay, ReplayRequest, alphas_to_try
+from services.tuner.replay import Replay, ReplayRequest, alphas_to_try, shares_of
 from services.tuner.window import Episode, Window, episode
 from shared.contracts.codec import decode, decode_any
 from shared.contracts.messages import (
@@ -287,6 +287,7 @@ class Tuner:
             current=current,
             previous=known.previous_alpha if known is not None else None,
             observed_s=[end.latency_s for end in window.ends if end.completed],
+            observed_shares=shares_of(window.generated_tokens),
             rules=self._params.rules,
         )
         log.info("tuning_decided", pool=pool, alpha=decision.alpha, reason=decision.reason)

@@ -186,10 +186,12 @@ class Episode(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         queries: With arrivals relative to the first one.
         ends: How each ended in reality.
+        generated_tokens: instance_id -> tokens it generated for these queries.
     """
 
     queries: tuple[TraceQuery, ...]
     ends: tuple[QueryEnd, ...]
+    generated_tokens: dict[str, int] = {}
 
 
 def episode(records: Iterable[QueryRecord]) -> Episode:
@@ -202,4 +204,15 @@ def episode(records: Iterable[QueryRecord]) -> Episode:
             for record in ordered
         ),
         ends=tuple(record.end() for record in ordered),
+        generated_tokens=_generated_tokens(ordered),
     )
+
+
+def _generated_tokens(records: Iterable[QueryRecord]) -> dict[str, int]:
+    generated: dict[str, int] = {}
+    for record in records:
+        for event in record.calls.values():
+            if event.instance_id:
+                tokens = generated.get(event.instance_id, 0) + event.usage.output_tokens
+                generated[event.instance_id] = tokens
+    return generated

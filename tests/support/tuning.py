@@ -1,0 +1,96 @@
+"""Latency events of whole queries, and a replay whose predictions the test chooses."""
+
+from collections.abc import Mapping
+
+from services.tuner.replay import Replayed, ReplayRequest
+from shared.contracts.messages import CallTimes, LatencyEvent, Usage
+
+
+def query_events(
+    query_id: str,
+    *,
+    arrival_s: float,
+    latency_s: float,
+    instance_id: str = "a100-0",
+    siblings: int = 2,
+    slo_s: float = 100.0,
+) -> list[LatencyEvent]:
+    """Return the events of a query of two stages, the second one with parallel calls."""
+    middle_s = arrival_s + latency_s / 2
+    first = _event(query_id, "draft", 0, 1, arrival_s, arrival_s, middle_s, instance_id, slo_s)
+    rest = [
+        _event(
+            query_id,
+            "judge",
+            sibling,
+            siblings,
+            arrival_s,
+            middle_s,
+            arrival_s + latency_s,
+            instance_id,
+            slo_s,
+        )
+        for sibling in range(siblings)
+    ]
+    return [first, *rest]
+
+
+def _event(
+    query_id: str,
+    stage: str,
+    sibling: int,
+    siblings: int,
+    arrival_s: float,
+    ready_s: float,
+    end_s: float,
+    instance_id: str,
+    slo_s: float,
+) -> LatencyEvent:
+    return LatencyEvent(
+        request_id=f"{query_id}/{stage}/{sibling}",
+        query_id=query_id,
+        workflow="demo",
+        stage=stage,
+        sibling=sibling,
+        siblings=siblings,
+        model="default",
+        instance_id=instance_id,
+        kind="completed",
+        arrival_s=arrival_s,
+        slo_s=slo_s,
+        times=CallTimes(
+            ready_at_s=ready_s,
+            started_at_s=ready_s,
+            first_token_at_s=ready_s,
+            finished_at_s=end_s,
+        ),
+        usage=Usage(input_tokens=500, output_tokens=50),
+    )
+
+
+class ChosenReplay:
+    """Predicts P95 per α as the test says; other α get the worst of them.
+
+    Args:
+        p95_by_alpha: α -> P95, seconds.
+        share: instance_id -> share of work under every α.
+    """
+
+    def __init__(self, p95_by_alpha: Mapping[float, float], share: Mapping[str, float]) -> None:
+        self._p95_by_alpha = dict(p95_by_alpha)
+        self._share = dict(share)
+        self.requests: list[ReplayRequest] = []
+
+    async def sweep(self, request: ReplayRequest) -> list[Replayed]:
+        """Return the chosen predictions; every query takes the P95."""
+        self.requests.append(request)
+        worst_s = max(self._p95_by_alpha.values())
+        return [
+            Replayed(
+                alpha=alpha,
+                latencies_s=(self._p95_by_alpha.get(alpha, worst_s),) * len(request.queries),
+                p95_s=self._p95_by_alpha.get(alpha, worst_s),
+                shares=self._share,
+            )
+            for alpha in request.alphas
+        ]
