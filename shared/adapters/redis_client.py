@@ -6,10 +6,11 @@ How redis-py (8.1 and before) behaves, and what is done about it here:
   command. redis-py drops the connection then, but only where the cancellation reaches its own
   `await`: nothing here shields or detaches a command, and idle connections that hold unread
   bytes are refused by its pool (only with RESP2, hence `protocol=2`).
-- With a socket time-out it sends through `asyncio.wait_for`, which on Python 3.11 can swallow a
-  cancellation. So there is none; `asyncio.timeout` bounds each command as a whole.
-- Its blocking pool can lose a connection when a waiter is cancelled. A semaphore in front of the
-  plain pool, which never waits, bounds the connections instead.
+- With a socket time-out it sends through `asyncio.wait_for`, which on Python 3.11 swallows a
+  cancellation that meets the end of the send (measured). So there is none;
+  `asyncio.timeout` bounds each command as a whole.
+- Its default pool raises when it is exhausted. A semaphore in front of it makes commands wait,
+  within the same time-out; a cancelled waiter holds nothing.
 - A repeated command may have run already, its reply lost. Every script here is safe to repeat,
   except a claim, which therefore is not repeated behind the caller's back.
 """
@@ -268,12 +269,14 @@ class RedisClient:
         detail = str(exc)
         if isinstance(exc, rx.ResponseError) and detail.startswith("FENCED "):
             return Fenced(f"epoch {int(detail.split()[1])} has begun")
-        if isinstance(exc, rx.AuthenticationError | rx.AuthorizationError | rx.NoPermissionError):
+        # Redis before 7 wraps what a script's command answered, so codes are looked for anywhere.
+        is_refused = isinstance(exc, rx.AuthenticationError | rx.AuthorizationError)
+        if is_refused or isinstance(exc, rx.NoPermissionError) or "NOPERM" in detail:
             return ConfigError(
                 f"Redis at {self.params.address} refuses access: {detail}; "
                 "check the user name, the password and the user's ACL"
             )
-        if isinstance(exc, rx.ResponseError) and detail.startswith("WRONGTYPE"):
+        if "WRONGTYPE" in detail:
             return ConfigError(
                 f"Redis at {self.params.address}: another application uses keys that begin with "
                 f"{self.params.prefix!r}; set another prefix"

@@ -15,7 +15,7 @@ from shared.adapters.urgency_set import RedisUrgencySet
 __all__ = ["RedisParams", "RedisStore"]
 
 # Readers take turns on the connections that wait, so none is held longer than this.
-_LONGEST_WAIT_S = 1.0
+_LONGEST_WAIT_S = 0.25
 _CHUNKS_PER_READ = 256
 
 
