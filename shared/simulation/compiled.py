@@ -20,8 +20,10 @@ from numba.extending import register_jitable
 
 from shared.scheduling import budget, dispatch, latency, urgency
 from shared.simulation import (
+    batch_lists,
     fleet_kernel,
     fleet_state,
+    gate,
     heaps,
     iteration,
     kernel_state,
@@ -43,7 +45,15 @@ LEAVES: tuple[Callable[..., Any], ...] = (
     latency.prefill_s,
     urgency.latest_start_s,
 )
-KERNELS: tuple[ModuleType, ...] = (kv_blocks, iteration, heaps, rules, fleet_kernel)
+KERNELS: tuple[ModuleType, ...] = (
+    kv_blocks,
+    batch_lists,
+    iteration,
+    gate,
+    heaps,
+    rules,
+    fleet_kernel,
+)
 _SOURCES: tuple[ModuleType, ...] = (
     *KERNELS,
     budget,

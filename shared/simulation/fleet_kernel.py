@@ -19,15 +19,13 @@ import math
 
 from shared.scheduling.budget import stage_budget_s
 from shared.simulation.fleet_state import REFUSED, UNASSIGNED, LineState, RunState
+from shared.simulation.gate import has_turn, lacks_memory, reserved_tokens
 from shared.simulation.heaps import pop_call, pop_timer, push_call, push_timer
 from shared.simulation.iteration import (
     FINISHED,
     MAX_PASSES,
     complete_segment,
     enter_engine,
-    has_turn,
-    lacks_memory,
-    reserved_tokens,
     start_segment,
     sync_segment,
 )

@@ -20,14 +20,15 @@ iteration starts.
 
 import math
 
-from shared.simulation.kernel_state import (
-    DECODE,
-    ENDED,
-    PREFILL,
-    WAITING,
-    CallState,
-    EngineState,
+from shared.simulation.batch_lists import (
+    join_decode,
+    join_prefill,
+    join_waiting,
+    leave_decode,
+    leave_prefill,
+    leave_waiting,
 )
+from shared.simulation.kernel_state import DECODE, ENDED, WAITING, CallState, EngineState
 from shared.simulation.kv_blocks import (
     blocks_of,
     growth_blocks,
@@ -45,128 +46,11 @@ FINISHED = 1
 
 def enter_engine(tables: Tables, engine: EngineState, index: int, now_s: float) -> None:
     """Put a call among the waiting inside the engine; the segment in flight must be synced."""
-    call = tables.calls[index]
-    call.place = WAITING
-    call.target_tokens = call.input_tokens + call.generated_tokens
-    call.computed_tokens = 0
-    call.chunk_tokens = 0
-    call.passes = 0
-    before = engine.wait_tail
-    while before >= 0 and _comes_before(call, tables.calls[before]):
-        before = tables.calls[before].prev
-    _insert_waiting(tables, engine, index, before)
-    engine.num_waiting += 1
-    engine.waiting_tokens += call.target_tokens
-    engine.waiting_blocks += blocks_of(call.target_tokens, engine.block_tokens)
+    join_waiting(tables, engine, index)
     if engine.iterations > 0:
         _cut(engine)
     else:
         engine.clock_s = max(engine.clock_s, now_s)
-
-
-def _comes_before(call: CallState, other: CallState) -> bool:
-    if call.priority != other.priority:
-        return call.priority < other.priority
-    return call.order < other.order
-
-
-def _insert_waiting(tables: Tables, engine: EngineState, index: int, before: int) -> None:
-    call = tables.calls[index]
-    after = tables.calls[before].next if before >= 0 else engine.wait_head
-    call.prev = before
-    call.next = after
-    if before >= 0:
-        tables.calls[before].next = index
-    else:
-        engine.wait_head = index
-    if after >= 0:
-        tables.calls[after].prev = index
-    else:
-        engine.wait_tail = index
-
-
-def _leave_waiting(tables: Tables, engine: EngineState, index: int) -> None:
-    call = tables.calls[index]
-    if call.prev >= 0:
-        tables.calls[call.prev].next = call.next
-    else:
-        engine.wait_head = call.next
-    if call.next >= 0:
-        tables.calls[call.next].prev = call.prev
-    else:
-        engine.wait_tail = call.prev
-    engine.num_waiting -= 1
-    engine.waiting_tokens -= call.target_tokens
-    engine.waiting_blocks -= blocks_of(call.target_tokens, engine.block_tokens)
-
-
-def _leave_prefill(tables: Tables, engine: EngineState, index: int) -> None:
-    call = tables.calls[index]
-    if call.prev >= 0:
-        tables.calls[call.prev].next = call.next
-    else:
-        engine.prefill_head = call.next
-    if call.next >= 0:
-        tables.calls[call.next].prev = call.prev
-    else:
-        engine.prefill_tail = call.prev
-    engine.num_prefill -= 1
-
-
-def _leave_decode(
-    tables: Tables,
-    engine: EngineState,
-    index: int,
-) -> None:
-    call = tables.calls[index]
-    if call.prev >= 0:
-        tables.calls[call.prev].next = call.next
-    else:
-        engine.decode_head = call.next
-    if call.next >= 0:
-        tables.calls[call.next].prev = call.prev
-    else:
-        engine.decode_tail = call.prev
-    engine.num_decode -= 1
-    call.generated_tokens = call.output_tokens - (call.finish_step - engine.step)
-    kv_tokens = call.input_tokens + call.generated_tokens - 1
-    engine.kv_tokens -= kv_tokens
-    residue = (kv_tokens - engine.step) % engine.block_tokens
-    tables.residues[engine.residue_base + residue] -= 1
-
-
-def _join_decode(
-    tables: Tables,
-    engine: EngineState,
-    index: int,
-) -> None:
-    call = tables.calls[index]
-    call.place = DECODE
-    call.finish_step = engine.step + call.output_tokens - call.generated_tokens
-    before = engine.decode_tail
-    while before >= 0 and _ends_before(call, tables.calls[before]):
-        before = tables.calls[before].prev
-    after = tables.calls[before].next if before >= 0 else engine.decode_head
-    call.prev = before
-    call.next = after
-    if before >= 0:
-        tables.calls[before].next = index
-    else:
-        engine.decode_head = index
-    if after >= 0:
-        tables.calls[after].prev = index
-    else:
-        engine.decode_tail = index
-    engine.num_decode += 1
-    engine.kv_tokens += call.target_tokens
-    residue = (call.target_tokens - engine.step) % engine.block_tokens
-    tables.residues[engine.residue_base + residue] += 1
-
-
-def _ends_before(call: CallState, other: CallState) -> bool:
-    if call.finish_step != other.finish_step:
-        return call.finish_step < other.finish_step
-    return call.admitted < other.admitted
 
 
 def start_segment(
@@ -236,7 +120,7 @@ def _preempt(
 ) -> None:
     _give_up_memory(tables, engine, index, grown=False)
     engine.num_preemptions += 1
-    enter_engine(tables, engine, index, engine.clock_s)
+    join_waiting(tables, engine, index)
 
 
 def _give_up_memory(
@@ -251,11 +135,11 @@ def _give_up_memory(
     """
     call = tables.calls[index]
     if call.place == DECODE:
-        _leave_decode(tables, engine, index)
+        leave_decode(tables, engine, index)
         computed = call.input_tokens + call.generated_tokens - 1
         held = blocks_of(computed + (1 if grown else 0), engine.block_tokens)
     else:
-        _leave_prefill(tables, engine, index)
+        leave_prefill(tables, engine, index)
         computed = call.computed_tokens
         held = blocks_of(call.target_tokens, engine.block_tokens)
     release_blocks(tables, engine, call.chain, held, computed)
@@ -291,22 +175,14 @@ def _count_passes(tables: Tables, first: int, end: int) -> None:
 
 def _admit(tables: Tables, engine: EngineState, index: int) -> None:
     call = tables.calls[index]
-    _leave_waiting(tables, engine, index)
+    leave_waiting(tables, engine, index)
     call.computed_tokens = take_prompt(tables, engine, call)
-    call.place = PREFILL
     call.admitted = engine.num_admissions
     engine.num_admissions += 1
     if math.isnan(call.started_s):
         call.started_s = engine.clock_s
         call.cached_tokens = call.computed_tokens
-    call.prev = engine.prefill_tail
-    call.next = -1
-    if engine.prefill_tail >= 0:
-        tables.calls[engine.prefill_tail].next = index
-    else:
-        engine.prefill_head = index
-    engine.prefill_tail = index
-    engine.num_prefill += 1
+    join_prefill(tables, engine, index)
 
 
 def _set_segment(
@@ -440,8 +316,8 @@ def _finish_prefill(
         tables.events[2 * engine.num_events + 1] = FIRST_TOKEN
         engine.num_events += 1
     if call.generated_tokens < call.output_tokens:
-        _leave_prefill(tables, engine, index)
-        _join_decode(tables, engine, index)
+        leave_prefill(tables, engine, index)
+        join_decode(tables, engine, index)
     else:
         _give_up_memory(tables, engine, index, grown=False)
         _emit_finished(tables, engine, index)
@@ -504,7 +380,7 @@ def remove_call(
     """
     call = tables.calls[index]
     if call.place == WAITING:
-        _leave_waiting(tables, engine, index)
+        leave_waiting(tables, engine, index)
     else:
         in_flight = engine.iterations > 0
         if in_flight:
@@ -513,34 +389,3 @@ def remove_call(
             engine.quadratic_s = 0.0
         _give_up_memory(tables, engine, index, grown=in_flight)
     call.place = ENDED
-
-
-def has_turn(engine: EngineState) -> bool:
-    """Return whether a call that is added now gets its turn for prefill next.
-
-    That is: a place in the batch is free, and nothing waits inside, or no prompt is being
-    computed and those that wait leave tokens of one iteration's budget.
-    """
-    inside = engine.num_decode + engine.num_prefill + engine.num_waiting
-    if inside >= engine.max_num_seqs:
-        return False
-    if engine.num_waiting == 0:
-        return True
-    return engine.num_prefill == 0 and engine.waiting_tokens < engine.max_batched_tokens
-
-
-def lacks_memory(tables: Tables, engine: EngineState, chain: int, tokens: int) -> bool:
-    """Return whether KV memory lacks for so many tokens beside the prompts waiting inside.
-
-    The state must be synced to the present.
-    """
-    return missing_blocks(tables, engine, chain, tokens) + engine.waiting_blocks > 0
-
-
-def reserved_tokens(engine: EngineState, call: CallState, output_tokens: float) -> int:
-    """Return the memory a call should find before it is given to the engine, tokens.
-
-    Prompt and expected output, but never more than the whole memory.
-    """
-    growth = max(0, math.ceil(output_tokens) - 1)
-    return min(call.input_tokens + growth, engine.total_blocks * engine.block_tokens)

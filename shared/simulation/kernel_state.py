@@ -7,6 +7,7 @@ simulated engine), and compiled, on NumPy record arrays whose fields are the sam
 Links between records are indices; -1 means none.
 """
 
+from functools import cache
 from typing import Annotated, Any, get_args, get_type_hints
 
 import numpy as np
@@ -248,6 +249,7 @@ class EngineState:
     num_events: Long
 
 
+@cache
 def dtype_of(record: type) -> np.dtype[Any]:
     """Return the NumPy record type with the same fields as a state class."""
     hints = get_type_hints(record, include_extras=True)

@@ -3,18 +3,17 @@
 Queries that share one `stages` tuple (repetitions of a trace) are laid out once and copied.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from shared.domain.instance import InstanceSpec
-from shared.domain.trace import TraceCall, TraceQuery, TraceStage
+from shared.domain.trace import TraceQuery
 from shared.errors import ConfigError
 from shared.scheduling.dispatch import text_key
-from shared.scheduling.latency import service_s
-from shared.scheduling.profiles import FleetTimes, stage_estimate
-from shared.simulation.batching import new_engine_state
+from shared.scheduling.profiles import FleetTimes
+from shared.simulation.engine_states import new_engine_state
 from shared.simulation.fleet_kernel import LOOK_PAST
 from shared.simulation.fleet_state import (
     UNASSIGNED,
@@ -26,7 +25,17 @@ from shared.simulation.fleet_state import (
     TimerState,
     ViewState,
 )
-from shared.simulation.kernel_state import CallState, EngineState, NodeState, dtype_of
+from shared.simulation.kernel_state import CallState, EngineState, dtype_of
+from shared.simulation.query_columns import (
+    ChainTree,
+    QueryColumns,
+    check_query,
+    expected_lengths,
+    expected_times,
+    limit_of,
+    true_lengths,
+    true_times,
+)
 from shared.simulation.scenario import Scenario, check_scenario
 
 Array = np.ndarray[Any, Any]
@@ -50,10 +59,14 @@ class Layout:
         check_scenario(scenario)
         self.scenario = scenario
         self.fleet = tuple(sorted(scenario.fleet, key=lambda spec: spec.instance_id))
-        self._chains = _Chains()
+        self._chains = ChainTree()
         models = sorted({query.model for query in scenario.queries})
         self._model_index = {model: index for index, model in enumerate(models)}
         self._members = {model: _members_of(model, self.fleet) for model in models}
+        self._limits = {
+            model: max(limit_of(spec) for spec in members)
+            for model, members in self._members.items()
+        }
         self._times = {model: self._fleet_times(model) for model in models}
         self.arrays = self._workload_tables() | self._fleet_tables(models)
 
@@ -98,13 +111,13 @@ class Layout:
     def _workload_tables(self) -> Arrays:
         queries = self.scenario.queries
         pieces = self._pieces(queries)
-        num_stages = np.array([len(piece.stages) for piece in pieces])
-        num_calls = np.array([len(piece.calls) for piece in pieces])
+        num_stages = np.array([len(piece.think_s) for piece in pieces])
+        num_calls = np.array([len(piece.chains) for piece in pieces])
         num_children = np.array([len(piece.children) for piece in pieces])
         if num_calls.sum() > MAX_CALLS:
             msg = f"{num_calls.sum():,} calls are more than a run can hold"
             raise ConfigError(msg)
-        first_stage, first_call = _starts(num_stages), _starts(num_calls)
+        first_stage = _starts(num_stages)
         table = np.zeros(len(queries), dtype_of(QueryState))
         table["arrival_s"] = [_arrival_of(query) for query in queries]
         table["slo_s"] = [_slo_of(query) for query in queries]
@@ -112,27 +125,20 @@ class Layout:
         table["first_stage"] = first_stage
         table["num_stages"] = table["stages_left"] = num_stages
         table["model"] = [self._model_index[query.model] for query in queries]
-        stages = np.concatenate([piece.stages for piece in pieces])
-        stages["query"] = np.repeat(np.arange(len(queries)), num_stages)
-        stages["first_call"] += np.repeat(first_call, num_stages)
-        stages["first_child"] += np.repeat(_starts(num_children), num_stages)
-        plans = np.concatenate([piece.plans for piece in pieces])
         self.query_of_call = np.repeat(np.arange(len(queries)), num_calls)
-        self.stage_of_call = plans["stage"].copy()
-        plans["stage"] += np.repeat(first_stage, num_calls)
-        plans["tie_key"] = _scattered(np.arange(len(plans)))
-        children = np.concatenate([piece.children for piece in pieces])
+        self.stage_of_call = _joined(pieces, "stage_of_call", np.int64)
         return {
             "queries": table,
-            "stages": stages,
-            "plans": plans,
-            "calls": np.concatenate([piece.calls for piece in pieces]),
-            "children": children + np.repeat(first_stage, num_children),
+            "stages": _stage_table(pieces, np.repeat(np.arange(len(queries)), num_stages)),
+            "plans": _plan_table(pieces, self.stage_of_call + np.repeat(first_stage, num_calls)),
+            "calls": _call_table(pieces),
+            "children": _joined(pieces, "children", np.int64)
+            + np.repeat(first_stage, num_children),
             "arrivals": np.argsort(table["arrival_s"], kind="stable"),
         }
 
-    def _pieces(self, queries: Sequence[TraceQuery]) -> list["_Piece"]:
-        known: dict[tuple[int, str, str], _Piece] = {}
+    def _pieces(self, queries: Sequence[TraceQuery]) -> list[QueryColumns]:
+        known: dict[tuple[int, str, str], QueryColumns] = {}
         pieces = []
         for query in queries:
             key = (id(query.stages), query.workflow, query.model)
@@ -142,26 +148,14 @@ class Layout:
             pieces.append(piece)
         return pieces
 
-    def _piece(self, query: TraceQuery) -> "_Piece":
-        limit_tokens = max(limit_of(spec) for spec in self._members[query.model])
-        check_query(query, limit_tokens)
-        if self.scenario.oracle:
-            expected = _true_times(query, self._members[query.model], self.scenario.speed_factors)
-        else:
-            expected = _expected_times(query, self._times[query.model])
-        piece = _Piece(query, expected)
-        calls = [call for stage in query.stages for call in stage.calls]
-        piece.plans["chain"] = [self._chains.index_of(call) for call in calls]
-        if self.scenario.oracle:
-            piece.plans["predicted_tokens"] = piece.calls["output_tokens"]
-        else:
-            shapes = self.scenario.shapes
-            piece.plans["predicted_tokens"] = [
-                stage_estimate(shapes, query.workflow, stage.stage).output_tokens
-                for stage in query.stages
-                for _ in stage.calls
-            ]
-        return piece
+    def _piece(self, query: TraceQuery) -> QueryColumns:
+        check_query(query, self._limits[query.model])
+        scenario = self.scenario
+        if scenario.oracle:
+            times = true_times(query, self._members[query.model], scenario.speed_factors)
+            return QueryColumns(query, times, true_lengths(query), self._chains)
+        times = expected_times(query, self._times[query.model])
+        return QueryColumns(query, times, expected_lengths(query, scenario.shapes), self._chains)
 
     def _fleet_tables(self, models: Sequence[str]) -> Arrays:
         fleet, scenario = self.fleet, self.scenario
@@ -195,144 +189,50 @@ class Layout:
         }
 
 
-class _Piece:
-    """One query's records, with indices counted from its own first record.
-
-    Args:
-        query: The query.
-        expected: Per stage, (expected duration, expected duration of what follows), seconds.
-    """
-
-    def __init__(self, query: TraceQuery, expected: Sequence[tuple[float, float]]) -> None:
-        parents = [parents_of(stage, index) for index, stage in enumerate(query.stages)]
-        children: list[list[int]] = [[] for _ in query.stages]
-        for index, group in enumerate(parents):
-            for parent in group:
-                children[parent].append(index)
-        counts = [len(stage.calls) for stage in query.stages]
-        self.children = np.array([child for group in children for child in group], np.int64)
-        self.stages = stages = np.zeros(len(query.stages), dtype_of(StageState))
-        stages["ready_s"] = stages["t_slo_s"] = np.nan
-        stages["expected_s"] = [stage_s for stage_s, _ in expected]
-        stages["remaining_s"] = [remaining_s for _, remaining_s in expected]
-        stages["think_s"] = [stage.think_s for stage in query.stages]
-        stages["num_calls"] = stages["calls_left"] = counts
-        stages["first_call"] = _starts(counts)
-        stages["parents_left"] = [len(group) for group in parents]
-        stages["num_children"] = [len(group) for group in children]
-        stages["first_child"] = _starts([len(group) for group in children])
-        calls = [call for stage in query.stages for call in stage.calls]
-        self.calls = np.zeros(len(calls), dtype_of(CallState))
-        self.calls["input_tokens"] = [call.input_tokens for call in calls]
-        self.calls["output_tokens"] = [call.output_tokens for call in calls]
-        self.calls["chain"] = self.calls["prev"] = self.calls["next"] = -1
-        for name in ("started_s", "first_token_s", "end_s"):
-            self.calls[name] = np.nan
-        self.plans = np.zeros(len(calls), dtype_of(PlanState))
-        self.plans["stage"] = np.repeat(np.arange(len(counts)), counts)
-        self.plans["instance"] = UNASSIGNED
-        self.plans["assigned_s"] = np.nan
+def _joined(pieces: Sequence[QueryColumns], column: str, dtype: type) -> Array:
+    """Return one column of all pieces, one piece after the other."""
+    values: list[float] = []
+    for piece in pieces:
+        values.extend(getattr(piece, column))
+    return np.array(values, dtype)
 
 
-class _Chains:
-    """The tree of all prefix chains of a workload."""
-
-    def __init__(self) -> None:
-        self._node_of: dict[tuple[int, str, int], int] = {}
-        self._parents: list[int] = []
-        self._ends_tokens: list[int] = []
-
-    @property
-    def size(self) -> int:
-        """Number of nodes."""
-        return len(self._parents)
-
-    def index_of(self, call: TraceCall) -> int:
-        """Return the deepest node of a call's chain, or -1; parts beyond the prompt are cut."""
-        node, end_tokens = -1, 0
-        for part in call.prefix:
-            end_tokens += part.tokens
-            if end_tokens > call.input_tokens:
-                break
-            key = (node, part.prefix_id, part.tokens)
-            found = self._node_of.get(key)
-            if found is None:
-                found = self._node_of[key] = len(self._parents)
-                self._parents.append(node)
-                self._ends_tokens.append(end_tokens)
-            node = found
-        return node
-
-    def tables(self, block_tokens: Sequence[int]) -> Array:
-        """Return the nodes of every instance, one after the other."""
-        parents = np.array(self._parents, np.int64)
-        ends = np.array(self._ends_tokens, np.int64)
-        nodes = np.zeros(len(block_tokens) * self.size, dtype_of(NodeState))
-        for place, size in enumerate(block_tokens):
-            base = place * self.size
-            own = nodes[base : base + self.size]
-            own["parent"] = np.where(parents >= 0, parents + base, -1)
-            own["end_blocks"] = ends // size
-            before = np.where(parents >= 0, (ends // size)[np.maximum(parents, 0)], 0)
-            own["own_blocks"] = own["end_blocks"] - before
-            own["prev"] = own["next"] = -1
-        return nodes
+def _stage_table(pieces: Sequence[QueryColumns], query_of_stage: Array) -> Array:
+    num_calls = _joined(pieces, "num_calls", np.int64)
+    num_children = _joined(pieces, "num_children", np.int64)
+    stages = np.zeros(len(query_of_stage), dtype_of(StageState))
+    stages["ready_s"] = stages["t_slo_s"] = np.nan
+    for column in ("expected_s", "remaining_s", "think_s"):
+        stages[column] = _joined(pieces, column, np.float64)
+    stages["query"] = query_of_stage
+    stages["num_calls"] = stages["calls_left"] = num_calls
+    stages["first_call"] = _starts(num_calls)
+    stages["parents_left"] = _joined(pieces, "num_parents", np.int64)
+    stages["num_children"] = num_children
+    stages["first_child"] = _starts(num_children)
+    return stages
 
 
-def limit_of(spec: InstanceSpec) -> int:
-    """Return the longest prompt plus output an instance can run, tokens."""
-    memory_tokens = spec.kv_tokens - spec.kv_tokens % spec.block_tokens
-    return min(spec.max_context_tokens, memory_tokens + 1)
+def _call_table(pieces: Sequence[QueryColumns]) -> Array:
+    input_tokens = _joined(pieces, "input_tokens", np.int64)
+    calls = np.zeros(len(input_tokens), dtype_of(CallState))
+    calls["input_tokens"] = input_tokens
+    calls["output_tokens"] = _joined(pieces, "output_tokens", np.int64)
+    calls["chain"] = calls["prev"] = calls["next"] = -1
+    for name in ("started_s", "first_token_s", "end_s"):
+        calls[name] = np.nan
+    return calls
 
 
-def parents_of(stage: TraceStage, index: int) -> tuple[int, ...]:
-    """Return the indices of the stages that must end before a stage."""
-    if stage.parents is not None:
-        return tuple(dict.fromkeys(stage.parents))
-    return (index - 1,) if index else ()
-
-
-def check_query(query: TraceQuery, limit_tokens: int) -> None:
-    """Refuse a query that cannot run.
-
-    Args:
-        query: The query.
-        limit_tokens: Longest call that any of its instances can run, tokens.
-
-    Raises:
-        ConfigError: Names the query, the stage and the call.
-    """
-    if not query.stages:
-        msg = f"query {query.query_id!r} has no stages"
-        raise ConfigError(msg)
-    for index, stage in enumerate(query.stages):
-        place = f"query {query.query_id!r}, stage {index} ({stage.stage})"
-        if not stage.calls:
-            msg = f"{place} has no calls"
-            raise ConfigError(msg)
-        if not 0.0 <= stage.think_s < np.inf:
-            msg = f"{place}: think_s {stage.think_s} is no duration"
-            raise ConfigError(msg)
-        if any(not 0 <= parent < index for parent in parents_of(stage, index)):
-            msg = f"{place}: parents {stage.parents} are not all earlier stages"
-            raise ConfigError(msg)
-        for number, call in enumerate(stage.calls):
-            _check_call(call, f"{place}, call {number}", limit_tokens)
-
-
-def _check_call(call: TraceCall, place: str, limit_tokens: int) -> None:
-    if call.input_tokens < 1 or call.output_tokens < 1:
-        msg = f"{place}: token counts must be at least 1"
-        raise ConfigError(msg)
-    if any(part.tokens < 1 for part in call.prefix):
-        msg = f"{place}: prefix parts must have at least 1 token"
-        raise ConfigError(msg)
-    if call.input_tokens + call.output_tokens > limit_tokens:
-        msg = (
-            f"{place}: {call.input_tokens} + {call.output_tokens} tokens fit on no instance of "
-            f"the fleet (longest: {limit_tokens})"
-        )
-        raise ConfigError(msg)
+def _plan_table(pieces: Sequence[QueryColumns], stage_of_call: Array) -> Array:
+    plans = np.zeros(len(stage_of_call), dtype_of(PlanState))
+    plans["stage"] = stage_of_call
+    plans["instance"] = UNASSIGNED
+    plans["assigned_s"] = np.nan
+    plans["predicted_tokens"] = _joined(pieces, "predicted_tokens", np.float64)
+    plans["chain"] = _joined(pieces, "chains", np.int64)
+    plans["tie_key"] = _scattered(np.arange(len(plans)))
+    return plans
 
 
 def _members_of(model: str, fleet: Sequence[InstanceSpec]) -> list[InstanceSpec]:
@@ -355,46 +255,6 @@ def _slo_of(query: TraceQuery) -> float:
         msg = f"query {query.query_id!r}: slo_s is {query.slo_s}, no duration above 0"
         raise ConfigError(msg)
     return query.slo_s
-
-
-def _expected_times(query: TraceQuery, times: FleetTimes) -> list[tuple[float, float]]:
-    return [
-        (
-            times.stage_s(query.workflow, stage.stage),
-            times.remaining_s(query.workflow, stage.stage, stage.iteration),
-        )
-        for stage in query.stages
-    ]
-
-
-def _true_times(
-    query: TraceQuery, members: Sequence[InstanceSpec], factors: Mapping[str, float]
-) -> list[tuple[float, float]]:
-    """Return what an oracle expects: true lengths, and what really follows on the longest path."""
-    own = [_true_stage_s(stage, members, factors) for stage in query.stages]
-    after = [0.0] * len(own)
-    for index in range(len(own) - 1, -1, -1):
-        for parent in parents_of(query.stages[index], index):
-            after[parent] = max(after[parent], own[index] + after[index])
-    return list(zip(own, after, strict=True))
-
-
-def _true_stage_s(
-    stage: TraceStage, members: Sequence[InstanceSpec], factors: Mapping[str, float]
-) -> float:
-    total_s = 0.0
-    for spec in members:
-        total_s += max(
-            service_s(
-                spec,
-                input_tokens=call.input_tokens,
-                cached_tokens=0,
-                output_tokens=call.output_tokens,
-                speed_factor=factors.get(spec.instance_id, 1.0),
-            )
-            for call in stage.calls
-        )
-    return total_s / len(members)
 
 
 def _starts(counts: Sequence[int] | Array) -> Array:
