@@ -82,7 +82,7 @@ class RedisParams(BaseModel):
     ssl_cert: Path | None = None
     ssl_key: Path | None = None
     ssl_check_hostname: bool = True
-    prefix: str = Field(default="hexflow:", max_length=64, pattern=r"^[^{}]*$")
+    prefix: str = Field(default="hexflow:", max_length=256, pattern=r"^[^{}]*$")
     max_connections: int = Field(default=16, ge=1, le=1_000)
     stream_connections: int = Field(default=64, ge=1, le=10_000)
     connect_timeout_s: float = Field(default=2.0, gt=0, le=60)
@@ -275,6 +275,11 @@ class RedisClient:
             return ConfigError(
                 f"Redis at {self.params.address} refuses access: {detail}; "
                 "check the user name, the password and the user's ACL"
+            )
+        if "CERTIFICATE_VERIFY_FAILED" in detail:
+            return ConfigError(
+                f"the certificate of Redis at {self.params.address} is not trusted: {detail}; "
+                "check the certificate authority and the host name in the URL"
             )
         if "WRONGTYPE" in detail:
             return ConfigError(

@@ -13,17 +13,19 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import msgspec
+
 from shared.adapters.redis_client import Argument, RedisClient, load_script
 from shared.ports import QueueEntry, Token
 
 # Offsets and epochs are at most 2**63 - 1: 19 digits.
 _LARGEST = 2**63 - 1
 _LARGEST_ATTEMPT = 10**10 - 1
-_TOKEN_WIDTH = 48
 _NO_LEASE = "+inf"
 # A script holds the server up while it runs; 500 entries take about 2 ms.
 _ENTRIES_PER_SCRIPT = 500
 _ALL = 0
+_STRINGS = msgspec.json.Decoder(list[str])
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
 
@@ -100,13 +102,11 @@ class RedisUrgencySet:
 
     async def members(self) -> dict[str, Token]:
         """Return every entry in any state; see `UrgencySet.members`."""
-        reply = await self._client.command("HGETALL", self._keys[0])
-        return {request_id.decode(): _token(entry) for request_id, entry in reply.items()}
+        return _tokens(await self._run("members"))
 
     async def claimed(self) -> dict[str, Token]:
         """Return the claimed entries; see `UrgencySet.claimed`."""
-        reply = await self._run("list", "c", _ALL)
-        return {request_id.decode(): _token(entry) for request_id, entry in _pairs(reply)}
+        return _tokens(await self._run("list", "c", _ALL))
 
     async def waiting(self, *, limit: int) -> list[QueueEntry]:
         """Return the first waiting entries in order; see `UrgencySet.waiting`."""
@@ -175,15 +175,14 @@ def _entry_fields(entry: QueueEntry) -> tuple[str, str, str, str]:
     return entry.request_id, _token_text(entry.token), f"{arrival:019d}", _number(entry.score)
 
 
-def _token(entry: bytes) -> Token:
-    text = entry[1 : 1 + _TOKEN_WIDTH]
-    return Token(int(text[:19]), int(text[19:38]), int(text[38:]))
+def _token(entry: str) -> Token:
+    return Token(int(entry[1:20]), int(entry[20:39]), int(entry[39:49]))
 
 
-def _entries(reply: Sequence[bytes]) -> list[QueueEntry]:
+def _entries(reply: bytes) -> list[QueueEntry]:
     return [
         QueueEntry(
-            request_id=request_id.decode(),
+            request_id=request_id,
             score=float(entry[68:]),
             arrival=int(entry[49:68]),
             token=_token(entry),
@@ -192,5 +191,10 @@ def _entries(reply: Sequence[bytes]) -> list[QueueEntry]:
     ]
 
 
-def _pairs(reply: Sequence[bytes]) -> Iterable[tuple[bytes, bytes]]:
-    return zip(reply[::2], reply[1::2], strict=True)
+def _tokens(reply: bytes) -> dict[str, Token]:
+    return {request_id: _token(entry) for request_id, entry in _pairs(reply)}
+
+
+def _pairs(reply: bytes) -> Iterable[tuple[str, str]]:
+    flat = _STRINGS.decode(reply)
+    return zip(flat[::2], flat[1::2], strict=True)

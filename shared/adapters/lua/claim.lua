@@ -1,4 +1,4 @@
--- ARGV: epoch, limit, now, end of the lease. Returns id, entry, id, entry, ... in order.
+-- ARGV: epoch, limit, now, end of the lease. Returns [id, entry, id, entry, ...] in order.
 local fenced = enter(ARGV[1])
 if fenced then return fenced end
 
@@ -21,4 +21,4 @@ for i = 1, #popped, 2 do
     claimed[#claimed + 1] = move(id, entry, 'c', ARGV[4])
   end
 end
-return claimed
+return as_json(claimed)

@@ -1,4 +1,4 @@
--- ARGV: state, limit (0: all). Returns id, entry, id, entry, ... in the order of its index.
+-- ARGV: state, limit (0: all). Returns [id, entry, id, entry, ...] in the order of its index.
 local found = {}
 for _, member in ipairs(redis.call('ZRANGE', INDEX_OF[ARGV[1]], 0, ARGV[2] - 1)) do
   local id = id_of(member)
@@ -8,4 +8,4 @@ for _, member in ipairs(redis.call('ZRANGE', INDEX_OF[ARGV[1]], 0, ARGV[2] - 1))
     found[#found + 1] = entry
   end
 end
-return found
+return as_json(found)

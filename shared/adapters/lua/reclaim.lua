@@ -1,5 +1,5 @@
 -- ARGV: now, limit. Expired claims wait again at their old place under the next attempt, which
--- fences the claimer that let its lease run out. Returns id, entry, id, entry, ...
+-- fences the claimer that let its lease run out. Returns [id, entry, id, entry, ...].
 local reclaimed = {}
 local expired = redis.call('ZRANGEBYSCORE', CLAIMED, '-inf', ARGV[1], 'LIMIT', 0, ARGV[2])
 for _, member in ipairs(expired) do
@@ -14,4 +14,4 @@ for _, member in ipairs(expired) do
     redis.call('ZREM', CLAIMED, member)
   end
 end
-return reclaimed
+return as_json(reclaimed)
