@@ -1,7 +1,9 @@
 """What a scheduling policy is: who gets a call, in which order calls wait, who is let in.
 
 A policy sees predictions only. It may keep small deterministic state of its own (a round-robin
-counter); it never reads a clock and never draws randomness.
+counter, service per tenant); it never reads a clock and never draws randomness: what a source
+draws at random is derived from the call's id. It hears of no starts and no ends: what it needs to
+know of them is in the views (docs/adr/0006-policy-interface.md).
 """
 
 from collections.abc import Mapping, Sequence
@@ -57,6 +59,9 @@ class InstanceView(msgspec.Struct, frozen=True, kw_only=True):
         capacity: Most calls its engine is given at a time.
         queue_bound: Most calls it lets wait.
         speed_factor: Learned correction of its latency model.
+        kv_used_tokens: KV cache in use by its engine, tokens.
+        head_score: Queue score of the first call of its line, the one it takes next; None when
+            none waits there or nobody told.
     """
 
     spec: InstanceSpec
@@ -66,6 +71,8 @@ class InstanceView(msgspec.Struct, frozen=True, kw_only=True):
     capacity: int = 1
     queue_bound: int = 10_000
     speed_factor: float = 1.0
+    kv_used_tokens: int = 0
+    head_score: float | None = None
 
     @property
     def num_outstanding(self) -> int:
@@ -120,6 +127,8 @@ class Policy(Protocol):
     ) -> Choice | None:
         """Return the instance for a call, or None to leave it unassigned for now.
 
+        A choice is final: a policy that keeps accounts charges the call here.
+
         Args:
             call: The call.
             views: The eligible instances, at least one, sorted by id.
@@ -129,7 +138,15 @@ class Policy(Protocol):
         ...
 
     def queue_score(self, call: WaitingCall, t_comp_s: float) -> float:
-        """Return the call's constant position in an instance's queue, smallest first."""
+        """Return the call's constant position in an instance's queue, smallest first.
+
+        Asked once `choose` has bound the call; asking again changes nothing. Equal scores wait in
+        the order of their arrival at the instance.
+
+        Args:
+            call: The call.
+            t_comp_s: Its cost on the instance chosen, seconds.
+        """
         ...
 
     def admit(self, call: WaitingCall, views: Sequence[InstanceView], now_s: float) -> str | None:

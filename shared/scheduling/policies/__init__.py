@@ -3,8 +3,17 @@
 from collections.abc import Callable
 
 from shared.errors import ConfigError
+from shared.scheduling.policies.earliest_finish import EarliestFinish
+from shared.scheduling.policies.edf import EarliestDeadline
 from shared.scheduling.policies.flow import FlowFcfs, HexgenFlow, RoundRobinUrgency
+from shared.scheduling.policies.least_outstanding import LeastOutstanding
+from shared.scheduling.policies.llf import LeastLaxity
+from shared.scheduling.policies.power_of_two import PowerOfTwo
+from shared.scheduling.policies.prefix_queue import PrefixQueue
+from shared.scheduling.policies.qlm import RequestGroups
+from shared.scheduling.policies.ratio import CumulativeRatio
 from shared.scheduling.policies.round_robin import RoundRobinFcfs
+from shared.scheduling.policies.vtc import VirtualTokenCounter
 from shared.scheduling.policy import Policy
 
 DEFAULT_POLICY = "hexgen-flow"
@@ -14,6 +23,15 @@ REGISTRY: dict[str, Callable[[float], Policy]] = {
     "wb+fcfs": FlowFcfs,
     "rr+pq": lambda _alpha: RoundRobinUrgency(),
     "vllm": lambda _alpha: RoundRobinFcfs(),
+    "least-outstanding": lambda _alpha: LeastOutstanding(),
+    "power-of-two": lambda _alpha: PowerOfTwo(),
+    "prefix-queue": lambda _alpha: PrefixQueue(),
+    "edf": lambda _alpha: EarliestDeadline(),
+    "llf": lambda _alpha: LeastLaxity(),
+    "vtc": lambda _alpha: VirtualTokenCounter(),
+    "qlm": lambda _alpha: RequestGroups(),
+    "ratio": CumulativeRatio,
+    "earliest-finish": lambda _alpha: EarliestFinish(),
 }
 
 
