@@ -20,7 +20,17 @@ pytestmark = pytest.mark.real
 def make_certificate(folder: Path, name: str) -> tuple[Path, Path]:
     """Return a self-signed certificate for the loopback address, and its key."""
     certificate, key = folder / f"{name}.pem", folder / f"{name}.key"
-    kind = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2".split()
+    kind = [
+        "req",
+        "-x509",
+        "-newkey",
+        "ec",
+        "-pkeyopt",
+        "ec_paramgen_curve:P-256",
+        "-nodes",
+        "-days",
+        "2",
+    ]
     names = ["-subj", f"/CN={name}", "-addext", f"subjectAltName=IP:{LOOPBACK}"]
     files = ["-keyout", str(key), "-out", str(certificate)]
     subprocess.run(["openssl", *kind, *names, *files], check=True, capture_output=True)
