@@ -9,17 +9,19 @@ What is the same is proven by the contract suite that also runs against Apache K
 - Compacted topics keep the last record of every key, in order, and are not bounded in size.
 
 Bound. Every partition of a topic that is not compacted holds at most its share of
-`max_topic_bytes`. A publish into a full partition first drops what no group needs: the oldest
-records, up to the first that a group has not committed. Readers without a group hold nothing back;
-one that lags by a whole partition goes on at the new beginning, as under Kafka's
-`retention.bytes`. If a group needs everything that is there, the publish waits for its commit, and
-fails with BrokerUnavailable after `publish_timeout_s`. A group whose last reader left more than
-`group_grace_s` ago is taken for gone and needs nothing.
+`max_topic_bytes`. A publish into a full partition first drops the oldest records that every group
+has committed and every reader without a group has read. If that is not enough it waits:
+
+- for a reader without a group, `reader_patience_s`. Then the reader is given up until it has caught
+  up: its records are dropped and it goes on at the new beginning, as under `retention.bytes`;
+- for a group, until it commits, and fails with BrokerUnavailable after `publish_timeout_s`. A group
+  whose last reader left more than `group_grace_s` ago is gone and nobody waits for it.
 
 Why that cannot deadlock the mesh: calls flow in a cycle (requests, instance, results, requests),
 and a wait all around it would be a deadlock. Results are read without a group and states are
-compacted, so publishing them never waits; workers therefore always progress and commit, which makes
-room for dispatchers, which commit and make room for producers. No wait outlasts its time-out.
+compacted, so publishing them waits for no more than the patience; workers therefore always progress
+and commit, which makes room for dispatchers, which commit and make room for producers. No wait
+outlasts its time-out.
 """
 
 import asyncio
@@ -62,6 +64,7 @@ class MemoryBroker:
         max_topic_bytes: Most that the partitions of one topic hold together, bytes; a partition
             may always hold two records of the largest size.
         publish_timeout_s: How long a publish waits for room, wall seconds.
+        reader_patience_s: How long a publish waits for readers without a group, wall seconds.
         group_grace_s: How long a group without readers still holds records back, wall seconds.
     """
 
@@ -71,11 +74,13 @@ class MemoryBroker:
         *,
         max_topic_bytes: int = DEFAULT_TOPIC_BYTES,
         publish_timeout_s: float = 10.0,
+        reader_patience_s: float = 1.0,
         group_grace_s: float = 60.0,
     ) -> None:
         self._clock = clock
         self._max_topic_bytes = max_topic_bytes
         self._publish_timeout_s = publish_timeout_s
+        self._reader_patience_s = reader_patience_s
         self._group_grace_s = group_grace_s
         self._specs: dict[str, TopicSpec] = {}
         self._partitions: dict[str, list[Partition]] = {}
@@ -301,16 +306,18 @@ class MemoryBroker:
     async def _make_room(self, home: Partition, room_bytes: int) -> None:
         """Drop or wait until no more than `room_bytes` are left; `home.lane` is held."""
         try:
+            async with asyncio.timeout(self._reader_patience_s):
+                await self._drop(home, room_bytes)
+        except TimeoutError:
+            lagging = {reader for reader in home.readers if reader.group is None}
+            if lagging - home.given_up:
+                log.warning("memory_reader_given_up", topic=home.tp.topic, readers=len(lagging))
+            home.given_up |= lagging
+        else:
+            return
+        try:
             async with asyncio.timeout(self._publish_timeout_s):
-                while True:
-                    home.progress.clear()
-                    dropped = home.log.drop_below(
-                        self._needed_from(home), bytes_at_most=int(room_bytes * TRIM_TO)
-                    )
-                    if home.log.bytes <= room_bytes:
-                        log.debug("memory_records_dropped", topic=home.tp.topic, records=dropped)
-                        return
-                    await home.progress.wait()
+                await self._drop(home, room_bytes)
         except TimeoutError as exc:
             raise BrokerUnavailable(
                 f"partition {home.tp.partition} of {home.tp.topic} is full ({home.bound_bytes} "
@@ -318,14 +325,27 @@ class MemoryBroker:
                 "embedded broker more room"
             ) from exc
 
+    async def _drop(self, home: Partition, room_bytes: int) -> None:
+        """Drop what nobody needs, again after every progress, until there is room."""
+        while True:
+            home.progress.clear()
+            home.log.drop_below(self._needed_from(home), bytes_at_most=int(room_bytes * TRIM_TO))
+            if home.log.bytes <= room_bytes:
+                return
+            await home.progress.wait()
+
     def _needed_from(self, home: Partition) -> int:
-        """Return the first offset that a group has not committed, or the end."""
+        """Return the first offset that somebody worth waiting for still needs, or the end."""
         left_after_s = self._clock.monotonic_s() - self._group_grace_s
         groups = {reader.group for reader in home.readers if reader.group is not None}
         groups |= {group for group, left_s in home.left.items() if left_s > left_after_s}
-        return min(
-            (self.start_of(home.tp, "committed", group) for group in groups), default=home.log.end
-        )
+        needed = [self.start_of(home.tp, "committed", group) for group in groups]
+        needed += [
+            reader.position_in(home)
+            for reader in home.readers
+            if reader.group is None and reader not in home.given_up
+        ]
+        return min(needed, default=home.log.end)
 
     def _leave(self, reader: MemoryConsumer) -> None:
         for tp in reader.close():

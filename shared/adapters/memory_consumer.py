@@ -91,7 +91,7 @@ class MemoryConsumer:
     async def position(self, tp: TopicPartition) -> int:
         """Return the offset from which `fetch` goes on."""
         self._check_owned(tp)
-        return self._position(tp, self._store.partition(tp))
+        return self.position_in(self._store.partition(tp))
 
     async def end_offsets(self) -> dict[TopicPartition, int]:
         """Return the offset after the last record of every assigned partition."""
@@ -137,6 +137,12 @@ class MemoryConsumer:
 
     # What the broker calls.
 
+    def position_in(self, home: Partition) -> int:
+        """Return where to read on: forgotten or never written offsets lead to the beginning."""
+        offset = self._positions[home.tp]
+        begin = home.log.begin
+        return begin if offset < begin or offset > home.log.end else offset
+
     def assign(self, tp: TopicPartition, offset: int) -> None:
         """Begin to read a partition at an offset."""
         self._positions[tp] = offset
@@ -175,7 +181,9 @@ class MemoryConsumer:
         given_up = list(self._positions)
         for tp in given_up:
             if self._is_there(tp):
-                self._store.partition(tp).readers.pop(self, None)
+                home = self._store.partition(tp)
+                home.readers.pop(self, None)
+                home.given_up.discard(self)
         self._positions.clear()
         self._rebalancing = False
         self.wake()
@@ -194,12 +202,6 @@ class MemoryConsumer:
         if tp not in self._positions:
             raise StaleAssignment(f"partition {tp.partition} of {tp.topic} is not read here")
 
-    def _position(self, tp: TopicPartition, home: Partition) -> int:
-        """Return where to read on: forgotten or never written offsets lead to the beginning."""
-        offset = self._positions[tp]
-        begin = home.log.begin
-        return begin if offset < begin or offset > home.log.end else offset
-
     def _drain(self, max_records: int) -> list[Record]:
         records: list[Record] = []
         tps = [tp for tp in self._positions if tp not in self._paused]
@@ -209,10 +211,13 @@ class MemoryConsumer:
             home = self._store.partition(tp)
             # The topic may have been deleted and created again.
             home.readers.setdefault(self)
-            found = home.log.read(self._position(tp, home), max_records - len(records))
+            found = home.log.read(self.position_in(home), max_records - len(records))
             if found:
                 self._positions[tp] = found[-1].offset + 1
                 records += found
+                home.progress.set()
+                if self._positions[tp] == home.log.end:
+                    home.given_up.discard(self)
             if len(records) >= max_records:
                 break
         return records

@@ -132,6 +132,10 @@ class Reader(Protocol):
 
     group: str | None
 
+    def position_in(self, home: "Partition") -> int:
+        """Return the offset from which the reader goes on."""
+        ...
+
     def wake(self, tp: TopicPartition | None = None) -> None:
         """Let the reader look for new records."""
         ...
@@ -147,9 +151,11 @@ class Partition:
 
     Attributes:
         readers: Open readers.
+        given_up: Readers without a group that lagged for so long that nobody waits for them until
+            they have caught up.
         left: When the last reader of a group left, monotonic seconds, per group.
         lane: Publishers pass one by one, in order of arrival.
-        progress: Set when a group committed or left.
+        progress: Set when a group committed, or a reader read or left.
     """
 
     def __init__(self, tp: TopicPartition, log: PartitionLog, bound_bytes: int | None) -> None:
@@ -157,6 +163,7 @@ class Partition:
         self.log = log
         self.bound_bytes = bound_bytes
         self.readers: dict[Reader, None] = {}
+        self.given_up: set[Reader] = set()
         self.left: dict[str, float] = {}
         self.lane = asyncio.Lock()
         self.progress = asyncio.Event()
