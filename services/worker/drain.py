@@ -66,7 +66,11 @@ class Drain:
         self._intake.is_leaving = True
         life.bells.ring()
         await self._hand_back_waiting()
-        if not await self._running_finished():
+        has_finished = await self._running_finished()
+        if life.over.end is End.FENCED:  # others have these calls
+            life.cancel_all()
+            return False
+        if not has_finished:
             self._runner.abort_running()
         try:
             async with asyncio.timeout(params.abort_s):

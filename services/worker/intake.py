@@ -12,14 +12,13 @@ import structlog
 from services.worker.bells import heard_within
 from services.worker.calls import HeldCall
 from services.worker.life import End, Life
-from services.worker.messages import Verdict
+from services.worker.messages import Verdict, verdict_if_hopeless
 from services.worker.vitals import BROKER, STORE
 from shared.contracts.codec import decode
 from shared.contracts.messages import BoundCall
 from shared.errors import (
     BrokerUnavailable,
     ContractError,
-    DeadlinePassed,
     Fenced,
     StateUnavailable,
     UnknownTopic,
@@ -127,10 +126,9 @@ class Intake:
         if tombstone is not None:
             self._end(held, Verdict(kind="cancelled", reason="cancelled", detail=tombstone.reason))
             return False
-        late_s = life.clock.now_s() - held.call.deadline_s
-        if late_s > life.params.evict_after_s:
-            detail = f"the query's deadline passed {late_s:.0f} s ago"
-            self._end(held, Verdict(kind="evicted", reason=DeadlinePassed.reason, detail=detail))
+        hopeless = verdict_if_hopeless(held, life.clock.now_s(), life.params.evict_after_s)
+        if hopeless is not None:
+            self._end(held, hopeless)
             return False
         if self.is_leaving:
             life.endings.stop_counting(held)

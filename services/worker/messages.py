@@ -11,7 +11,7 @@ from shared.contracts.messages import (
     OutcomeKind,
     StageRequest,
 )
-from shared.errors import ContractError, TooLarge
+from shared.errors import ContractError, DeadlinePassed, TooLarge
 from shared.ports import Finished
 
 
@@ -29,6 +29,15 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
     detail: str = ""
     finished: Finished | None = None
+
+
+def verdict_if_hopeless(held: HeldCall, now_s: float, evict_after_s: float) -> Verdict | None:
+    """Return how to end a call whose query's deadline passed too long ago, else None."""
+    late_s = now_s - held.call.deadline_s
+    if late_s <= evict_after_s:
+        return None
+    detail = f"the query's deadline passed {late_s:.0f} s ago"
+    return Verdict(kind="evicted", reason=DeadlinePassed.reason, detail=detail)
 
 
 def outcome_of(held: HeldCall, verdict: Verdict, instance_id: str) -> CallOutcome:

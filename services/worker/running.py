@@ -15,7 +15,7 @@ import structlog
 from services.worker.bells import heard_within
 from services.worker.calls import Cut, HeldCall, Place
 from services.worker.life import End, Life
-from services.worker.messages import Verdict
+from services.worker.messages import Verdict, verdict_if_hopeless
 from services.worker.vitals import STORE
 from shared.errors import (
     EngineDead,
@@ -164,6 +164,11 @@ class Runner:
             if held is None or held.place is not Place.WAITING or held.token != entry.token:
                 await life.index.ack(entry.request_id, entry.token)
                 return True
+            hopeless = verdict_if_hopeless(held, life.clock.now_s(), life.params.evict_after_s)
+            if hopeless is not None:
+                life.endings.stop_counting(held)
+                life.spawn(life.endings.answer(held, hopeless), name=f"end-{held.request_id}")
+                return True
             if not (self._has_room_for(held) and self.is_taking):
                 self._blocked, self._blocked_since = held, life.book.num_taken
                 await life.index.release(entry.request_id, entry.token)
@@ -206,7 +211,7 @@ class Runner:
             self._breaker.failed(self._life.clock.monotonic_s())
 
     async def _generate(self, held: HeldCall) -> Finished | Failed:
-        engine_id = f"{held.request_id}:{held.attempt}"
+        engine_id = f"{held.request_id}:{held.token.attempt}"
         try:
             async with (
                 asyncio.timeout(self._stall_limit_s(held)),
@@ -245,7 +250,7 @@ class Runner:
         index = held.num_forwarded
         held.num_forwarded += 1
         try:
-            await self._store.append_chunk(held.request_id, held.attempt, index, chunk.text)
+            await self._store.append_chunk(held.request_id, held.token.attempt, index, chunk.text)
         except StateUnavailable as exc:
             held.has_lost_chunk = True
             self._life.vitals.trouble(STORE, exc)

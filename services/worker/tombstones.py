@@ -7,13 +7,19 @@ from shared.contracts.messages import CancelQuery
 from shared.errors import ContractError
 from shared.ports import Record
 
+MAX_TOMBSTONES = 500_000
 log = structlog.get_logger(__name__)
 
 
 class Tombstones:
-    """Cancelled queries until their tombstones expire."""
+    """Cancelled queries until their tombstones expire.
 
-    def __init__(self) -> None:
+    Args:
+        limit: Most of them; beyond it the oldest is forgotten.
+    """
+
+    def __init__(self, limit: int = MAX_TOMBSTONES) -> None:
+        self._limit = limit
         self._cancelled: dict[str, CancelQuery] = {}
 
     def __len__(self) -> int:
@@ -34,6 +40,8 @@ class Tombstones:
             return None
         if known is None or until_s > known.until_s:
             self._cancelled[tombstone.query_id] = tombstone
+            if len(self._cancelled) > self._limit:
+                del self._cancelled[next(iter(self._cancelled))]
         return tombstone.query_id
 
     def find(self, query_id: str) -> CancelQuery | None:

@@ -7,6 +7,7 @@ from shared.runtime.health import Health
 
 BROKER = "broker"
 STORE = "state_store"
+MAX_SILENCE_S = 90.0  # a publish alone may take 30 s while the broker is away
 log = structlog.get_logger(__name__)
 
 
@@ -25,7 +26,7 @@ class Vitals:
 
     def beat(self, loop: str) -> None:
         """Note that a loop made a turn."""
-        self._health.beat(f"{self._instance_id}/{loop}")
+        self._health.beat(f"{self._instance_id}/{loop}", MAX_SILENCE_S)
 
     def retire(self, *loops: str) -> None:
         """Forget loops that ended on purpose."""

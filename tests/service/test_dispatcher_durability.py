@@ -146,6 +146,29 @@ async def test_a_publish_under_way_is_waited_for_before_its_partition_moves(mesh
         assert mesh.committed(STAGE_REQUESTS, partition=record.tp.partition) == 1
 
 
+async def test_nothing_is_assigned_from_a_partition_that_is_moving(mesh: Mesh):
+    """Waiting calls are dropped before the hook waits for publishes under way."""
+    await mesh.instance()
+    rare = await mesh.instance("rare", model="rare")
+    await rare.say("draining")
+    async with mesh.running(revoke_wait_s=5.0):
+        mesh.broker.refuse_publish = lambda topic: topic == TOPICS.instance("a")
+        await mesh.submit(
+            make_request("r", query_id="q"), make_request("waits", query_id="q", model="rare")
+        )
+        await asyncio.sleep(0.05)
+        (record, _) = await mesh.records(STAGE_REQUESTS)
+        moving = asyncio.ensure_future(mesh.broker.hooks["dispatcher"]([record.tp]))
+        await asyncio.sleep(0.02)
+        await rare.say("serving")
+        await mesh.clock.settle()
+        await asyncio.sleep(0.05)
+        assert not moving.done()
+        mesh.broker.refuse_publish = lambda _: False
+        await moving
+    assert await rare.received() == []
+
+
 async def test_positions_travel_as_ranges_when_an_early_call_is_stuck(mesh: Mesh):
     """A restart repeats the stuck call only, though thousands of later ones are finished."""
     await mesh.instance()

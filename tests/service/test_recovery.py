@@ -203,6 +203,21 @@ async def test_silence_recorded_in_history_kills_nobody(mesh: Mesh):
     assert await _fences(mesh) == []
 
 
+async def test_a_death_in_history_is_not_repeated_when_a_partition_comes_back(mesh: Mesh):
+    """An owner that reads its partition anew does not act on its own probes of earlier."""
+    instance = await mesh.instance("a")
+    async with mesh.running(dead_after_s=DEAD_AFTER_S):
+        await mesh.pass_time_until(lambda: _fences(mesh))
+        await instance.begin()
+        await mesh.pass_time(3, beating=[instance])
+        consumer = mesh.broker.consumers["recovery"]
+        await mesh.broker.hooks["recovery"](consumer.assignment())
+        for tp in consumer.assignment():
+            consumer.seek(tp, 0)
+        await mesh.pass_time(10, beating=[instance])
+        assert len(await _fences(mesh)) == 1
+
+
 async def test_a_rescue_is_taken_up_by_the_next_owner_without_repeating_it(mesh: Mesh):
     """Hand-backs are committed under the worker's group as they are acknowledged."""
     dead = await mesh.instance("dead")

@@ -1,11 +1,15 @@
 """How calls leave a worker other than completed: cancelled, failed, evicted, handed back."""
 
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 
 import msgspec
 
+from shared.adapters.simulated_engine import SimulatedEngine
+from shared.contracts.messages import BoundCall
+from shared.ports import EngineEvent
 from tests.support.worker_bench import (
+    SPEC,
     TOPICS,
     Bench,
     altered,
@@ -179,6 +183,42 @@ async def test_hopelessly_late_call_is_evicted(bench: Bench) -> None:
         (outcome,) = await bench.outcomes_once(1)
     assert (outcome.kind, outcome.reason) == ("evicted", "deadline_passed")
     assert "hexflow_calls_started_total{}" not in bench.metrics.totals()
+
+
+async def test_call_that_grew_hopeless_in_the_queue_is_evicted(bench: Bench) -> None:
+    """A call that waits past its query's deadline and grace is given up instead of started."""
+    bench.engine.hang()
+    async with bench.worker(altered(capacity=1, evict_after_s=0.0)):
+        soon_s = bench.clock.now_s() + 20.0  # 0.2 s of wall time
+        await bench.send(bound_call("running"))
+        await bench.running(1)
+        await bench.send(bound_call("w", deadline_s=soon_s))
+        await bench.waiting(1)
+        while bench.clock.now_s() <= soon_s:
+            await bench.clock.sleep(1.0)
+        bench.engine.recover()
+        outcomes = await bench.outcomes_once(2)
+    assert {o.request_id: o.kind for o in outcomes} == {"running": "completed", "w": "evicted"}
+
+
+async def test_engine_adapter_bug_costs_one_call(bench: Bench) -> None:
+    """An error nobody foresaw fails its call; the worker and the other calls go on."""
+
+    class Faulty(SimulatedEngine):
+        async def generate(
+            self, call: BoundCall, engine_id: str
+        ) -> AsyncGenerator[EngineEvent, None]:
+            if call.request.request_id == "odd":
+                raise ZeroDivisionError
+            async for event in super().generate(call, engine_id):
+                yield event
+
+    async with Faulty.open(SPEC, bench.clock) as engine:
+        bench.engine = engine
+        async with bench.worker(altered(max_attempts=1)):
+            await bench.send(bound_call("odd"), bound_call("even"))
+            outcomes = await bench.outcomes_once(2)
+    assert {o.request_id: o.kind for o in outcomes} == {"odd": "failed", "even": "completed"}
 
 
 async def test_answer_nobody_can_receive_is_buried(bench: Bench) -> None:

@@ -285,6 +285,21 @@ async def test_worker_stands_by_while_another_lives(bench: Bench) -> None:
         await worker.drained()
 
 
+async def test_worker_fenced_while_it_drains_leaves_its_calls_to_others(bench: Bench) -> None:
+    """A fence during the drain ends it: nothing more is published or committed."""
+    bench.engine.hang()
+    async with bench.worker() as worker:
+        await bench.send(bound_call("a"))
+        await bench.running(1)
+        worker.stop.set()
+        await until(bench.states, lambda found: found[-1].phase == "draining")
+        await bench.fence()
+        await worker.drained()
+    assert await bench.outcomes() == []
+    assert await bench.handed_back() == []
+    assert await bench.committed() == (0, "")
+
+
 async def test_stale_states_do_not_fence(bench: Bench) -> None:
     """A last word of an earlier life, arriving late, changes nothing."""
     async with bench.worker() as worker:

@@ -44,6 +44,14 @@ def test_longest_tombstone_counts() -> None:
     assert tombstones.find("q") is not None
 
 
+def test_number_of_tombstones_is_bounded() -> None:
+    """Whoever cancels without end pushes out the oldest tombstones, not the process."""
+    tombstones = Tombstones(limit=2)
+    for name in "abc":
+        tombstones.put(_tombstone(name, 1e15), now_s=0.0)
+    assert [tombstones.find(name) is None for name in "abc"] == [True, False, False]
+
+
 def test_what_cannot_be_read_cancels_nothing() -> None:
     """Junk and deletions on the topic are skipped."""
     tombstones = Tombstones()
