@@ -23,6 +23,7 @@ COMMANDS = {
     "up": Command("up", "Run a whole mesh on this machine."),
     "replay": Command("replay", "Drive a workload through a mesh and report what came back."),
     "generate": Command("generate", "Write a generated Text-to-SQL trace."),
+    "import": Command("import_trace", "Make a trace from OpenTelemetry spans or a CSV table."),
     "asyncapi": Command("asyncapi", "Print the message contract for producers in any language."),
     "topics": Command("topics", "Create and check the mesh's Kafka topics."),
     "bench": Command("bench", "Measure what the mesh itself costs."),

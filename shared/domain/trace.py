@@ -23,18 +23,20 @@ class PrefixPart(msgspec.Struct, frozen=True, array_like=True):
     tokens: Annotated[int, Meta(ge=1, le=10_000_000)]
 
 
-class TraceCall(msgspec.Struct, frozen=True, kw_only=True):
+class TraceCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One LLM call of a trace.
 
     Attributes:
         input_tokens: Prompt length, tokens, >= 1.
         output_tokens: Generated length, tokens, >= 1 (hidden from policies).
         prefix: Prefix chain, outermost (most shared) first; sum of tokens <= input_tokens.
+        model: Model this call asks for where it is not the query's; empty: the query's.
     """
 
     input_tokens: int
     output_tokens: int
     prefix: tuple[PrefixPart, ...] = ()
+    model: str = ""
 
 
 class TraceStage(msgspec.Struct, frozen=True, kw_only=True):
