@@ -9,6 +9,7 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Literal
 
 from shared.contracts.messages import BoundCall, StageRequest
 from shared.ports import QueueEntry, Record, Token
@@ -49,6 +50,7 @@ class HeldCall:
         has_lost_chunk: Whether a chunk could not be sent; no later one is then.
         abort: Cuts its generation off, while it runs.
         cut: Why it was cut off.
+        handed_on: Whether it is answered, or back on `stage-requests`; empty before.
     """
 
     call: BoundCall
@@ -66,6 +68,7 @@ class HeldCall:
     has_lost_chunk: bool = False
     abort: Callable[[], object] | None = None
     cut: Cut | None = None
+    handed_on: Literal["", "answered", "back"] = ""
 
     @property
     def request_id(self) -> str:
@@ -123,8 +126,9 @@ class EndedCalls:
         self._limit = limit
         self._ended: OrderedDict[str, _Ended] = OrderedDict()
 
-    def remember(self, held: HeldCall, *, is_answered: bool) -> None:
+    def remember(self, held: HeldCall) -> None:
         """Note the end of a call."""
+        is_answered = held.handed_on == "answered"
         ended = _Ended(held.attempt, held.request.ready_at_s, is_answered)
         self._ended[held.request_id] = ended
         self._ended.move_to_end(held.request_id)

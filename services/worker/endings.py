@@ -94,12 +94,13 @@ class Endings:
             request = held.request
             outcome = outcome_of(held, verdict, self._params.instance_id)
             outcome = await self._publish_outcome(held, request.reply_to, outcome)
-            self._tell_tuner(latency_event_of(held, outcome))
-            await self._ack(held)
             if held.request.ready_at_s == request.ready_at_s:
                 break  # else the producer asked again meanwhile, perhaps from another place
+        held.handed_on = "answered"
+        self._tell_tuner(latency_event_of(held, outcome))
         self._observe_queue_time(held, outcome)
-        self._finish(held, is_answered=True)
+        await self._ack(held)
+        self.close(held)
 
     async def hand_back(self, held: HeldCall, cause: str) -> None:
         """Put a call back on `stage-requests` for another attempt, then forget it."""
@@ -120,11 +121,12 @@ class Endings:
                 await self.answer(held, Verdict(kind="failed", reason=exc.reason, detail=str(exc)))
                 return
             self._metrics.handed_back.add(cause=cause)
-            await self._ack(held)
             if held.attempt == attempt:
-                break  # else the next attempt itself was delivered here meanwhile
+                break  # else a later attempt was delivered here meanwhile and ends here too
+        held.handed_on = "back"
         log.info("call_handed_back", request_id=held.request_id, cause=cause, attempt=attempt)
-        self._finish(held, is_answered=False)
+        await self._ack(held)
+        self.close(held)
 
     async def bury(self, record: Record, error: ContractError) -> None:
         """Dead-letter a record; tell its producer where the record says who that is."""
@@ -203,10 +205,13 @@ class Endings:
         except StateUnavailable as exc:
             self._vitals.trouble(STORE, exc)
 
-    def _finish(self, held: HeldCall, *, is_answered: bool) -> None:
+    def close(self, held: HeldCall) -> None:
+        """Finish the offsets of a call that is handed on, and forget it; repeating is harmless."""
+        if self._book.get(held.request_id) is not held:
+            return
         for offset in held.offsets:
             self._offsets.finish(offset)
-        self._ended.remember(held, is_answered=is_answered)
+        self._ended.remember(held)
         self._book.forget(held)
         self._bells.ring()
 

@@ -110,6 +110,9 @@ class Intake:
             self.num_burials += 1
             life.spawn(self._bury(record, exc), name=f"bury-{record.offset}")
             return None
+        known = life.book.get(call.request.request_id)
+        if known is not None and known.handed_on:
+            life.endings.close(known)  # this may be its next attempt, which is another call
         if life.book.attach(call, record):
             life.metrics.duplicates.add(topic=TOPIC_LABEL)
             return None

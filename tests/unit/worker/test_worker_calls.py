@@ -1,6 +1,7 @@
 """The book of held calls: its sums, its duplicates, its places."""
 
 import math
+from typing import Literal
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,6 +21,12 @@ def _record(call: BoundCall, offset: int) -> Record:
 
 def _hold(book: CallBook, call: BoundCall, offset: int = 0) -> HeldCall:
     return book.hold(call, _record(call, offset), epoch=7, now_s=5.0)
+
+
+def _handed_on(call: BoundCall, how: Literal["answered", "back"]) -> HeldCall:
+    held = _hold(CallBook(), call)
+    held.handed_on = how
+    return held
 
 
 @given(
@@ -109,7 +116,7 @@ def test_answered_call_is_known_at_any_attempt() -> None:
     ended = EndedCalls(10)
     call = bound_call("a")
     assert not ended.knows(call.request)
-    ended.remember(_hold(CallBook(), call), is_answered=True)
+    ended.remember(_handed_on(call, "answered"))
     assert ended.knows(call.request)
     assert ended.knows(replaced(call, attempt=5).request)
     assert not ended.knows(replaced(call, ready_at_s=1_001.0).request)
@@ -119,7 +126,7 @@ def test_call_handed_back_is_known_up_to_its_attempt() -> None:
     """The attempt that was handed back is a duplicate, the next one is not."""
     ended = EndedCalls(10)
     call = bound_call("a", attempt=1)
-    ended.remember(_hold(CallBook(), call), is_answered=False)
+    ended.remember(_handed_on(call, "back"))
     assert ended.knows(call.request)
     assert ended.knows(replaced(call, attempt=0).request)
     assert not ended.knows(replaced(call, attempt=2).request)
@@ -130,7 +137,7 @@ def test_memory_of_ended_calls_is_bounded() -> None:
     ended = EndedCalls(2)
     calls = [bound_call(name) for name in "abc"]
     for call in calls:
-        ended.remember(_hold(CallBook(), call), is_answered=True)
+        ended.remember(_handed_on(call, "answered"))
     assert [ended.knows(call.request) for call in calls] == [False, True, True]
 
 
