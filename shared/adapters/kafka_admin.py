@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from aiokafka import errors as kafka
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
+from aiokafka.conn import collect_hosts, create_conn
 from aiokafka.protocol.commit import OffsetFetchRequest
 from aiokafka.protocol.metadata import MetadataRequest
 
@@ -102,9 +103,14 @@ class KafkaAdmin:
             BrokerUnavailable: No broker answers.
             ConfigError: The broker refuses the credentials.
         """
-        with translated("connecting", self._params.bootstrap_servers):
+        address = self._params.bootstrap_servers
+        with translated("connecting", address):
             async with asyncio.timeout(self._params.connect_timeout_s):
-                await self._client.start()
+                try:
+                    await self._client.start()
+                except kafka.KafkaConnectionError as exc:
+                    cause = await self._connection_error() or exc
+                    raise translate(cause, "connecting", address) from cause
 
     async def stop(self) -> None:
         """Disconnect."""
@@ -194,6 +200,19 @@ class KafkaAdmin:
         return await self._ask(
             f"reading positions of group {group}", lambda: self._client.positions(group, tps)
         )
+
+    async def _connection_error(self) -> Exception | None:
+        """Connect once more by hand to learn the reason, which aiokafka only logs."""
+        arguments = self._params.connection()
+        servers = arguments.pop("bootstrap_servers")
+        del arguments["metadata_max_age_ms"]
+        for host, port, _ in collect_hosts(servers):
+            try:
+                connection = await create_conn(host, port, **arguments)
+            except (OSError, kafka.KafkaError) as exc:
+                return exc
+            connection.close()
+        return None
 
     async def _until_visible(self, names: Sequence[str]) -> None:
         async def attempt() -> None:

@@ -4,6 +4,7 @@ aiokafka marks errors as retriable; what is not in the table below is treated as
 the broker, since trying again later is always safe.
 """
 
+import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -47,6 +48,7 @@ TABLE: tuple[tuple[type[MeshError], tuple[type[Exception], ...]], ...] = (
             kafka.InvalidPartitionsError,
             kafka.InvalidReplicationFactorError,
             kafka.InvalidSessionTimeoutError,
+            ssl.SSLError,
         ),
     ),
 )
@@ -66,7 +68,8 @@ def translate(error: Exception, what: str, address: str) -> MeshError:
             return mesh_error(f"{what} at {address}: {detail}")
     return BrokerUnavailable(
         f"{what}: the Kafka broker at {address} does not answer as it should ({detail}); check "
-        "that it runs and that its advertised listeners can be reached from here"
+        "that it runs, that this is the listener of the security protocol set here, and that its "
+        "advertised address can be reached from here"
     )
 
 
