@@ -19,6 +19,7 @@ from shared.scheduling.policy import Policy
 from shared.scheduling.profiles import Predictor
 
 MAX_CANCELLED = 200_000
+SPEED_BOUNDS = (0.01, 100.0)  # beyond these a learned factor is an error, not a speed
 
 
 class Control:
@@ -52,7 +53,8 @@ class Control:
         elif isinstance(message, WorkflowProfile):
             self.predictor.learn(message.shape)
         else:
-            self.speeds[message.instance_id] = message.factor
+            lowest, highest = SPEED_BOUNDS
+            self.speeds[message.instance_id] = max(lowest, min(highest, message.factor))
         return True
 
     def policy(self, pool: str) -> Policy:

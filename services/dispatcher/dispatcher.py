@@ -140,6 +140,8 @@ class Dispatcher:
                 group.create_task(self._tick(), name="tick"),
                 group.create_task(self._commit_regularly(partitions), name="commit"),
             ]
+            for pulse in ("intake", "plan"):
+                self._health.beat(pulse)
             self._health.clear()
             log.info("dispatcher_serving", dispatcher_id=self._params.dispatcher_id)
             await self._read(consumer, partitions, group, stop)

@@ -25,6 +25,7 @@ from shared.ports import Ack, Clock, Record
 from shared.runtime.metrics import Metrics
 from shared.runtime.publishing import Publisher
 
+MAX_ON_WIRE = 1e15
 log = structlog.get_logger(__name__)
 
 
@@ -195,22 +196,28 @@ class Handoff:
 
     def _bound_call(self, binding: Binding) -> BoundCall:
         assignment, waiting = binding.assignment, binding.prepared.call
+        beta_s2 = assignment.choice.beta_s2
         return BoundCall(
             request=binding.prepared.request,
-            queue_score=assignment.queue_score,
-            t_comp_s=assignment.cost.t_comp_s,
+            queue_score=_bounded(assignment.queue_score),
+            t_comp_s=_bounded(assignment.cost.t_comp_s),
             deadline_s=waiting.deadline_s,
             predicted_input_tokens=waiting.input_tokens,
             predicted_output_tokens=waiting.output_tokens,
             expected_cached_tokens=assignment.cost.cached_tokens,
             terms=ScoreTerms(
                 policy=binding.policy,
-                score=assignment.choice.score,
-                t_queue_s=assignment.choice.t_queue_s,
-                t_comp_s=assignment.cost.t_comp_s,
+                score=_bounded(assignment.choice.score),
+                t_queue_s=_bounded(assignment.choice.t_queue_s),
+                t_comp_s=_bounded(assignment.cost.t_comp_s),
                 alpha=assignment.choice.alpha,
-                beta_s2=assignment.choice.beta_s2,
+                beta_s2=None if beta_s2 is None else _bounded(beta_s2),
             ),
             dispatched_at_s=max(0.0, self._clock.now_s()),
             dispatcher_id=self._params.dispatcher_id,
         )
+
+
+def _bounded(value: float) -> float:
+    """Return a value as the wire takes it: one absurd instance must not spoil every call."""
+    return max(-MAX_ON_WIRE, min(MAX_ON_WIRE, value))

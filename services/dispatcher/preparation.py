@@ -15,6 +15,8 @@ from shared.scheduling.budget import stage_budget_s
 from shared.scheduling.policy import InstanceView, WaitingCall
 from shared.scheduling.profiles import Predictor
 
+MAX_SLO_S = 1e9
+
 
 class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     """A call ready to be planned.
@@ -104,4 +106,4 @@ def _slo_s(
     if tenant_s is None:
         isolated_s = predictor.isolated_s(request.workflow, request.stage, members)
         tenant_s = params.slo_factor * isolated_s
-    return max(tenant_s, params.slo_floor_s), True
+    return min(max(tenant_s, params.slo_floor_s), MAX_SLO_S), True

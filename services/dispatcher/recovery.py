@@ -115,6 +115,7 @@ class Recovery:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Watch until `stop` is set."""
+        self._health.beat("recovery")
         name = self._topics.name(INSTANCE_STATES)
         async with (
             self._broker.group_consumer([name], GROUP, on_revoked=self._give_up) as consumer,

@@ -7,8 +7,16 @@ import msgspec
 import pytest
 
 from shared.contracts.codec import encode
-from shared.contracts.messages import AlphaUpdate, CancelQuery, Needs, ReplyTo, WorkflowProfile
+from shared.contracts.messages import (
+    AlphaUpdate,
+    CancelQuery,
+    Needs,
+    ReplyTo,
+    SpeedUpdate,
+    WorkflowProfile,
+)
 from shared.contracts.topics import CANCELLATIONS, CONTROL, STAGE_REQUESTS
+from shared.domain.instance import LatencyModel
 from shared.domain.profile import StageEstimate, WorkflowShape
 from shared.errors import ConfigError
 from shared.scheduling.profiles import Predictor
@@ -430,6 +438,29 @@ async def test_an_unreadable_state_or_control_record_is_skipped(mesh: Mesh):
         await mesh.until(instance.received)
     totals = mesh.metrics.totals()
     assert totals["hexflow_records_unreadable_total{reason=undecodable,topic=control}"] == 1
+
+
+async def test_one_absurd_instance_or_profile_does_not_spoil_the_calls_of_others(mesh: Mesh):
+    """Whatever is valid on the wire, every record the dispatcher writes is valid too."""
+    await mesh.instance("good")
+    absurd = LatencyModel(prefill_s_per_token=1e6, weights_s=1e6, overhead_s=1e6, seq_s=1e6)
+    await mesh.instance("absurd", latency=absurd, max_batched_tokens=1)
+    await mesh.publish(
+        CONTROL, SpeedUpdate(instance_id="absurd", factor=1e300, revision=1), key="speed/absurd"
+    )
+    huge = StageEstimate(input_tokens=1e12, output_tokens=1e12)
+    shape = WorkflowShape(
+        workflow="w", stages={"s": huge}, remaining={"s/0": {"s": 1e12, "t": 0.0}}
+    )
+    await mesh.publish(CONTROL, WorkflowProfile(shape=shape, revision=1), key="profile/w")
+    async with mesh.running():
+        await mesh.submit(
+            make_request("r0"),
+            make_request("r1", workflow="w", stage="s", slo_s=None, max_tokens=5),
+            make_request("r2", workflow="w", stage="s", slo_s=None, input_tokens_estimate=3),
+        )
+        await mesh.until(lambda: _has_ended(mesh, 3, 0))
+    assert {c.request.request_id for c in await mesh.bound()} >= {"r0", "r1"}
 
 
 async def test_an_unknown_policy_is_refused_at_start(mesh: Mesh):
