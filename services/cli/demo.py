@@ -15,7 +15,7 @@ from services.cli.embedded import DEFAULT_ALPHA, EmbeddedParams, open_embedded
 from services.cli.interrupts import run_until_stopped
 from services.cli.options import AlphaOption, FleetOption, JsonOption, VerboseOption, configure_logs
 from services.cli.progress import live_progress
-from services.cli.report import comparison_table, quantile_bars, seconds
+from services.cli.report import comparison_table, quantile_bars
 from services.cli.session import drive
 from services.cli.tally import Tally
 from services.cli.workload import Workload, WorkloadParams, build_workload, load_fleet
@@ -24,10 +24,10 @@ from shared.errors import ConfigError
 
 POLICIES = "hexgen-flow,vllm"
 MEANING = {
-    "hexgen-flow": "scores instances by expected work, runs the most urgent call first",
-    "vllm": "round-robin over instances, first come first served",
-    "rr+pq": "round-robin over instances, the most urgent call first",
-    "wb+fcfs": "scores instances by expected work, first come first served",
+    "hexgen-flow": "scores instances by expected work; most urgent call first",
+    "vllm": "round-robin over instances; first come, first served",
+    "rr+pq": "round-robin over instances; most urgent call first",
+    "wb+fcfs": "scores instances by expected work; first come, first served",
 }
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -106,28 +106,29 @@ def introduce(
     num_calls = sum(query.num_calls for query in workload.queries)
     span_s = workload.queries[-1].arrival_s or 0.0
     gpus = ", ".join(spec.gpu for spec in fleet)
-    console.print(
-        f"[bold]A Text-to-SQL workload through the whole mesh, under "
-        f"{len(plan.policies)} policies in turn[/bold]\n"
-        f"  workload  {plan.num_queries} queries, {num_calls:,} LLM calls, Poisson arrivals at "
-        f"{workload.rate_qps:.2f} queries/s ({plan.load:.0%} of the fleet's estimated capacity)\n"
-        f"  fleet     {plan.fleet}: {gpus}, simulated engines serving a 70B model\n"
-        f"  deadline  3 to 10 times the time a query takes alone\n"
-        f"  time      {plan.time_scale:g} workload seconds per wall second: arrivals last "
-        f"{span_s:.0f} s, about {span_s / plan.time_scale:.0f} s of your time per policy"
-    )
-    for policy in plan.policies:
-        if policy in MEANING:
-            console.print(f"  {policy:<12}{MEANING[policy]}")
+    num = len(plan.policies)
+    rate = f"{workload.rate_qps:.2f} queries/s"
+    console.print(f"[bold]The same workload through the whole mesh, under {num} policies[/bold]")
+    facts = {
+        "workload": f"{plan.num_queries} Text-to-SQL queries, {num_calls:,} LLM calls",
+        "arrivals": f"Poisson, {rate}: {plan.load:.0%} of the fleet's estimated capacity",
+        "fleet": f"{plan.fleet}: {gpus}; simulated engines, a 70B model",
+        "deadlines": "3 to 10 times what a query takes alone",
+        "α": f"{plan.alpha:g}, for policies that have one; it stays as it is",
+        "time": f"{plan.time_scale:g} workload seconds a wall second; arrivals last {span_s:.0f} s",
+        **{policy: MEANING[policy] for policy in plan.policies if policy in MEANING},
+    }
+    for name, text in facts.items():
+        console.print(f"  {name:<12} {text}")
     console.print()
 
 
 def caveats(plan: DemoPlan, tallies: Mapping[str, Tally]) -> list[str]:
     """Return what a reader must know to judge the numbers, one sentence each."""
-    hops = ", ".join(f"{name} {seconds(tally.mean_hops_s())}" for name, tally in tallies.items())
+    hops = ", ".join(f"{name} {tally.mean_hops_s():.2f} s" for name, tally in tallies.items())
     cost = (
-        f"Travelling through broker and queue cost {hops} of workload time per call: real "
-        f"milliseconds count {plan.time_scale:g}-fold here, on both sides alike."
+        f"Broker and dispatch cost each call workload time ({hops} on average): real "
+        f"milliseconds count {plan.time_scale:g}-fold here, under each policy alike."
     )
     lines = [cost, "One seed is an anecdote. Other fleets, loads and policies: see the options."]
     late_s = max(tally.latest_arrival_s for tally in tallies.values())
@@ -144,10 +145,10 @@ def next_steps() -> str:
     """Return what to try next."""
     return (
         "[bold]What next[/bold]\n"
-        "  hexflow up --rate 0.2            a mesh that stays up, with a live view\n"
-        "  hexflow replay TRACE.json        your own trace through the mesh\n"
-        "  hexflow replay --generate stress --fleet hetero-2 --policy vllm\n"
-        "  hexflow up --with-kafka          the same on a real Apache Kafka that clients can reach"
+        "  hexflow replay TRACE.json      your own trace through the mesh\n"
+        "  hexflow replay --help          other workloads, fleets, policies, loads\n"
+        "  hexflow up --rate 0.4          a mesh that stays up, with a live view\n"
+        "  hexflow up --with-kafka        the same on a real Kafka that clients can reach"
     )
 
 
@@ -179,8 +180,8 @@ def command(
     policies: Annotated[str, typer.Option(help="Two or more, separated by commas.")] = POLICIES,
     load: Annotated[
         float, typer.Option(help="Arrival rate as a share of the fleet's estimated capacity.")
-    ] = 0.6,
-    queries: Annotated[int, typer.Option(min=1, help="Queries per policy.")] = 90,
+    ] = 0.85,
+    queries: Annotated[int, typer.Option(min=1, help="Queries per policy.")] = 160,
     time_scale: Annotated[
         float, typer.Option(min=0.001, max=1_000, help="Workload seconds per wall second.")
     ] = 12.0,

@@ -12,16 +12,17 @@ T = TypeVar("T")
 Main = Callable[[asyncio.Event], Awaitable[T]]
 
 
-def run_until_stopped(main: Main[T]) -> T:
+def run_until_stopped(main: Main[T], *, is_graceful: bool = True) -> T:
     """Run a coroutine that is told by an event when the user wants to stop.
 
     The first Ctrl-C (or SIGTERM) sets the event; the second cancels what still runs.
 
     Args:
         main: Takes the event; returns the result.
+        is_graceful: Whether `main` heeds the event; else the first Ctrl-C cancels.
 
     Raises:
-        KeyboardInterrupt: It was interrupted twice.
+        KeyboardInterrupt: It was cancelled.
     """
 
     async def guarded() -> T:
@@ -30,7 +31,7 @@ def run_until_stopped(main: Main[T]) -> T:
         task = asyncio.current_task()
 
         def interrupt() -> None:
-            if stop.is_set() and task is not None:
+            if task is not None and (stop.is_set() or not is_graceful):
                 task.cancel()
                 return
             stderr_console().print("\n[dim]stopping; once more to stop at once[/dim]")

@@ -22,8 +22,10 @@ from services.cli.remote import connect
 from services.cli.session import MeshAccess
 from shared.adapters.clock import SystemClock
 from shared.adapters.local_process import LOOPBACK, LocalProcess, free_port
+from shared.adapters.redis_store import RedisStore
 from shared.domain.instance import InstanceSpec
 from shared.errors import ConfigError, TransientError
+from shared.runtime.connections import redis_params
 from shared.runtime.settings import MeshSettings
 from shared.scheduling.policies import DEFAULT_POLICY
 from shared.simulation.fleets import dump_fleet
@@ -59,6 +61,8 @@ class ProcessesParams(msgspec.Struct, frozen=True, kw_only=True):
 class ProcessMesh(MeshAccess):
     """A mesh of processes that this one started."""
 
+    log_dir: Path
+    """Where the processes write their logs, `<name>.log`."""
     processes: dict[str, LocalProcess]
     ports: dict[str, int] = field(default_factory=dict)
     """Name -> port of its probes and metrics on loopback."""
@@ -67,10 +71,6 @@ class ProcessMesh(MeshAccess):
     def pids(self) -> dict[str, int]:
         """Name -> process id of those that run."""
         return {name: one.pid for name, one in self.processes.items() if one.pid is not None}
-
-    def log_path(self, name: str) -> Path:
-        """Return where a process writes its log."""
-        return self.processes[name].log_path
 
     def metrics(self, name: str) -> str:
         """Return a process's metrics as Prometheus text.
@@ -100,16 +100,21 @@ async def open_processes(
 
     Raises:
         BrokerUnavailable: Kafka does not answer.
+        StateUnavailable: Redis does not answer.
+        ConfigError: One of them refuses the credentials.
         TransientError: A service did not become ready; the message has the end of its log.
     """
     folder = log_dir or Path(tempfile.mkdtemp(prefix="hexflow-logs-"))
     async with connect(settings, "hexflow-up") as broker:
+        async with RedisStore.open(redis_params(settings)):
+            pass  # better told here than by the log of a worker that did not start
         topics = settings.topics.topics()
         await broker.create_topics(topics.specs())
         mesh = ProcessMesh(
             broker=broker,
             clock=SystemClock(time_scale=settings.time_scale),
             topics=topics,
+            log_dir=folder,
             processes={},
         )
         try:

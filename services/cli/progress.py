@@ -2,14 +2,14 @@
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from services.cli.tally import Tally
+from services.cli.tally import KINDS, Tally
 
 REFRESH_S = 0.5
 LINE_EVERY_S = 10.0
@@ -92,18 +92,23 @@ async def _lines(console: Console, label: str, tally: Tally) -> None:
         console.print(f"{label}: {status_text(tally)}")
 
 
-@asynccontextmanager
-async def repeated(every_s: float, show: Callable[[], None]) -> AsyncIterator[None]:
-    """Call `show` at once and every `every_s` wall seconds while the block runs."""
+async def warn_when_stalled(console: Console, tally: Tally, quiet_s: float) -> None:
+    """Say so, again and again, when calls are open and no outcome comes.
 
-    async def loop() -> None:
-        while True:
-            show()
-            await asyncio.sleep(every_s)
-
-    async with asyncio.TaskGroup() as group:
-        task = group.create_task(loop(), name="repeated")
-        try:
-            yield
-        finally:
-            task.cancel()
+    Args:
+        console: Where to.
+        tally: What comes back.
+        quiet_s: Silence that is worth a word, wall seconds.
+    """
+    seen = -1
+    while True:
+        num = sum(tally.calls[kind] for kind in KINDS)
+        num_open = tally.calls["submitted"] - num
+        if num == seen and num_open > 0:
+            console.print(
+                f"no outcome for {quiet_s:g} s while {num_open} calls are open: is a dispatcher "
+                "running on this Kafka, and a worker?",
+                style="yellow",
+            )
+        seen = num
+        await asyncio.sleep(quiet_s)

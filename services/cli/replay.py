@@ -9,8 +9,8 @@ from typing import Annotated
 import msgspec
 import typer
 
-from services.cli.console import EXIT_FAILED, print_json, stderr_console, stdout_console
-from services.cli.embedded import EmbeddedParams, open_embedded
+from services.cli.console import EXIT_INTERRUPTED, print_json, stderr_console, stdout_console
+from services.cli.embedded import DEFAULT_ALPHA, EmbeddedParams, open_embedded
 from services.cli.interrupts import run_until_stopped
 from services.cli.options import (
     AlphaOption,
@@ -23,7 +23,7 @@ from services.cli.options import (
     mesh_settings,
     parse_scales,
 )
-from services.cli.progress import live_progress
+from services.cli.progress import live_progress, warn_when_stalled
 from services.cli.remote import open_remote
 from services.cli.report import RunInfo, instance_table, run_json, summary_table
 from services.cli.session import MeshAccess, drive, new_run_id
@@ -34,9 +34,10 @@ from shared.errors import ConfigError
 from shared.runtime.settings import MeshSettings
 from shared.scheduling.policies import DEFAULT_POLICY
 
-DEFAULT_ALPHA = 0.1
 DEFAULT_TIME_SCALE = 10.0
 DEFAULT_FLEET = "hetero-1"
+STALL_WALL_S = 20.0
+STALL_MESH_S = 120.0
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -51,7 +52,6 @@ class ReplayPlan(msgspec.Struct, frozen=True, kw_only=True):
         policy: Policy of the embedded mesh.
         alpha: Its initial α.
         time_scale: Mesh seconds per wall second; None: the default, or what runs.
-        quiet: No progress.
     """
 
     workload: WorkloadParams
@@ -60,7 +60,6 @@ class ReplayPlan(msgspec.Struct, frozen=True, kw_only=True):
     policy: str | None = None
     alpha: float | None = None
     time_scale: float | None = None
-    quiet: bool = False
 
 
 class ReplayResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,8 +107,14 @@ async def _run(
     console, tally, started_s = stderr_console(), Tally(), time.monotonic()
     policy = "" if plan.kafka else plan.policy or DEFAULT_POLICY
     label = policy or workload.name
-    async with live_progress(console, label, len(workload.queries), tally, quiet=plan.quiet):
+    quiet_s = max(STALL_WALL_S, STALL_MESH_S / access.clock.time_scale)
+    async with (
+        live_progress(console, label, len(workload.queries), tally),
+        asyncio.TaskGroup() as group,
+    ):
+        watcher = group.create_task(warn_when_stalled(console, tally, quiet_s), name="stall")
         await drive(access, workload.queries, tally, stop, new_run_id(plan.workload.seed))
+        watcher.cancel()
     info = RunInfo(
         workload=workload.name,
         policy=policy,
@@ -220,5 +225,5 @@ def command(
     else:
         stdout_console().print(summary_table(result.info, result.tally))
         stdout_console().print(instance_table(result.tally))
-    if result.tally.queries["submitted"] == 0:
-        raise typer.Exit(EXIT_FAILED)
+    if result.info.interrupted:
+        raise typer.Exit(EXIT_INTERRUPTED)

@@ -122,6 +122,20 @@ def is_fine(findings: Sequence[Finding]) -> bool:
     return all(finding.state in ("ok", "created") for finding in findings)
 
 
+def advice(address: str, findings: Sequence[Finding]) -> list[str]:
+    """Return what to do, one sentence each; nothing when all is fine."""
+    num_missing = sum(finding.state == "missing" for finding in findings)
+    lines = [
+        f"{finding.name} {problem}"
+        for finding in findings
+        if finding.state == "wrong"
+        for problem in finding.problems
+    ]
+    if num_missing:
+        lines.append(f"{num_missing} topics are missing: run hexflow topics --kafka {address}")
+    return lines
+
+
 def as_json(address: str, findings: Sequence[Finding]) -> dict[str, Any]:
     """Return the command's JSON object."""
     return {
@@ -134,8 +148,8 @@ def as_json(address: str, findings: Sequence[Finding]) -> dict[str, Any]:
 def as_table(address: str, findings: Sequence[Finding]) -> Table:
     """Return the command's table."""
     table = Table(title=f"topics at {address}", title_justify="left")
-    table.add_column("topic")
-    for name in ("partitions", "keeps", "largest record"):
+    table.add_column("topic", no_wrap=True)
+    for name in ("parts", "keeps", "max record"):
         table.add_column(name, justify="right")
     table.add_column("state")
     colours = {"ok": "green", "created": "cyan", "missing": "red", "wrong": "red"}
@@ -166,13 +180,12 @@ def topics(
         async with connect(settings, "hexflow-topics") as broker:
             return await examine(broker, settings.topics.topics(), create=not check)
 
-    findings = run_until_stopped(main)
+    findings = run_until_stopped(main, is_graceful=False)
     if json:
         print_json(as_json(address, findings))
     else:
         stdout_console().print(as_table(address, findings))
-    for finding in findings:
-        for problem in finding.problems:
-            stderr_console().print(f"{finding.name} {problem}", soft_wrap=True)
+    for line in advice(address, findings):
+        stderr_console().print(line, soft_wrap=True)
     if not is_fine(findings):
         raise typer.Exit(EXIT_FAILED)

@@ -107,6 +107,8 @@ async def up(plan: UpPlan, console: Console, stop: asyncio.Event) -> None:
     """
     fleet = load_fleet(plan.fleet)
     tally = Tally()
+    if plan.time_scale != 1:
+        console.print(f"One wall second is {plan.time_scale:g} workload seconds.")
     async with _open(plan, fleet, console) as access, watching(access) as watch:
         async with asyncio.TaskGroup() as group:
             if plan.rate_qps > 0:
@@ -135,8 +137,9 @@ async def _open(
             processes = await stack.enter_async_context(open_processes(plan.settings, many))
             address = plan.settings.kafka.bootstrap_servers
             console.print(f"{len(processes.pids)} service processes on Kafka {address}")
+            console.print(f"logs: {processes.log_dir}", soft_wrap=True)
             for name, pid in processes.pids.items():
-                console.print(f"  {name:<24} pid {pid}   log {processes.log_path(name)}")
+                console.print(f"  {name:<24} pid {pid}")
             access: MeshAccess = processes
             _print_sample(console, address, fleet, access)
         elif plan.with_kafka:
@@ -146,8 +149,6 @@ async def _open(
             access = await stack.enter_async_context(open_embedded(params))
             console.print(f"The whole mesh runs in this process: {_services(fleet)}.")
             console.print(UNREACHABLE)
-        if plan.time_scale != 1:
-            console.print(f"One wall second is {plan.time_scale:g} workload seconds.")
         yield access
 
 
