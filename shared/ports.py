@@ -32,11 +32,18 @@ class Clock(Protocol):
         ...
 
     def now_s(self) -> float:
-        """Return the current instant on the mesh clock, seconds (compares across hosts)."""
+        """Return the current instant on the mesh clock, seconds (compares across hosts).
+
+        Never decreases within a process, whatever the host's clock or the broker's does.
+        """
         ...
 
     def wall_unix_s(self) -> float:
-        """Return this host's wall clock, Unix seconds (feeds append times and logs only)."""
+        """Return this host's wall clock, Unix seconds (feeds append times and logs only).
+
+        It is anchored when the clock is made and goes on steadily; a jump of the host's clock does
+        not move it.
+        """
         ...
 
     def monotonic_s(self) -> float:
@@ -49,6 +56,8 @@ class Clock(Protocol):
 
     def observe_append(self, append_unix_s: float, sent_s: float, acked_s: float) -> None:
         """Learn this host's offset from the broker's clock from one produce acknowledgement.
+
+        Observations that cannot be true are ignored.
 
         Args:
             append_unix_s: Append time of the record, Unix seconds on the broker's clock.
@@ -120,15 +129,24 @@ AssignedHook = Callable[[Collection[TopicPartition]], Awaitable[None]]
 
 
 class Consumer(Protocol):
-    """Reads records; single reader, never blocks its group while the caller works elsewhere."""
+    """Reads records; single reader, never blocks its group while the caller works elsewhere.
+
+    A cancelled or failed call leaves the consumer usable and loses no record. An outage of the
+    broker does not end it: it goes on where it was when the broker is back. After its context is
+    left it owns no partition.
+    """
 
     async def fetch(self, *, max_records: int = 500, timeout_s: float = 0.2) -> list[Record]:
         """Return records in offset order per partition, at most `max_records`.
 
-        Waits up to `timeout_s` wall seconds for the first; an empty list means none came.
+        Waits up to `timeout_s` wall seconds for the first; an empty list means none came. No
+        partition starves another. An offset that the partition does not have (forgotten, or beyond
+        the end) leads to its beginning. What a hook raised in the background is raised here.
 
         Raises:
             BrokerUnavailable: The broker does not answer; call again later.
+            UnknownTopic: The topic of a fixed partition was deleted.
+            ConfigError: The broker refuses this client.
         """
         ...
 
@@ -137,36 +155,63 @@ class Consumer(Protocol):
         ...
 
     async def position(self, tp: TopicPartition) -> int:
-        """Return the offset of the next record that `fetch` will return for a partition."""
+        """Return the offset of the next record that `fetch` will return for a partition.
+
+        Raises:
+            BrokerUnavailable: The broker does not answer.
+            StaleAssignment: The partition is not read here.
+        """
         ...
 
     async def end_offsets(self) -> dict[TopicPartition, int]:
-        """Return, for every assigned partition, the offset after its last record."""
+        """Return, for every assigned partition, the offset after its last record.
+
+        Raises:
+            BrokerUnavailable: The broker does not answer.
+        """
         ...
 
     async def beginning_offsets(self) -> dict[TopicPartition, int]:
-        """Return the first available offset of every assigned partition."""
+        """Return the first available offset of every assigned partition.
+
+        Raises:
+            BrokerUnavailable: The broker does not answer.
+        """
         ...
 
     async def committed(self, tp: TopicPartition) -> Committed | None:
-        """Return the group's committed position, or None when there is none."""
+        """Return the group's committed position, or None when there is none.
+
+        Raises:
+            BrokerUnavailable: The broker does not answer.
+        """
         ...
 
     async def commit(self, positions: Mapping[TopicPartition, Committed]) -> None:
-        """Commit positions for the group.
+        """Commit positions for the group; each replaces the partition's former one.
 
         Raises:
             BrokerUnavailable: Not committed; safe to repeat.
-            StaleAssignment: A partition is no longer ours (group consumers); drop its work.
+            StaleAssignment: A partition is no longer ours; drop its work. Nothing was committed.
+            ValueError: There is no group, or metadata has more than 4,096 bytes.
         """
         ...
 
     def seek(self, tp: TopicPartition, offset: int) -> None:
-        """Make `offset` the next one read; records already buffered are dropped."""
+        """Make `offset` the next one read; records already buffered are dropped.
+
+        Raises:
+            StaleAssignment: The partition is not read here.
+            ValueError: The offset is negative.
+        """
         ...
 
     def pause(self, *tps: TopicPartition) -> None:
-        """Stop returning records of these partitions; the group membership stays."""
+        """Stop returning records of these partitions; the group membership stays.
+
+        Partitions that are not read here (any more) are passed over, here and in `resume`. A
+        partition that moves away and comes back is not paused.
+        """
         ...
 
     def resume(self, *tps: TopicPartition) -> None:
@@ -191,10 +236,15 @@ class Broker(Protocol):
         Concurrent calls from one task order are appended in that order per partition. Without
         `partition` the key chooses it as Kafka's default partitioner does (murmur2).
 
+        The call is bounded in time and outlasts a short outage of the broker. A record may be
+        appended twice, never in part. A cancelled call may or may not have appended its record.
+
         Raises:
-            TooLarge: Above the largest record size.
-            UnknownTopic: The topic or partition does not exist.
+            TooLarge: Above the largest record size (of the topic, or of this client).
+            UnknownTopic: The topic or partition does not exist; nothing was created.
             BrokerUnavailable: Not acknowledged in time. It may still be appended.
+            ConfigError: The broker refuses this client.
+            ValueError: No key, where a tombstone or a compacted topic needs one.
         """
         ...
 
@@ -209,7 +259,14 @@ class Broker(Protocol):
         """Read topics as a member of a group; partitions move between members.
 
         Starts at the committed position, else at the beginning. `on_revoked` is awaited before a
-        partition moves on, `on_assigned` after it has arrived; neither may call `fetch`.
+        partition moves on, and may still commit it; `on_assigned` after it has arrived and before
+        its first record is returned, for the first time while the context is entered. Both may run
+        in another task than the reader's, must end well within the session time-out, and must not
+        call `fetch`. Leaving the context calls neither.
+
+        Raises:
+            UnknownTopic: A topic does not exist.
+            BrokerUnavailable: The broker does not answer.
         """
         ...
 
@@ -222,7 +279,12 @@ class Broker(Protocol):
     ) -> AbstractAsyncContextManager[Consumer]:
         """Read fixed partitions; with `group`, positions can be committed under that id.
 
-        `start="committed"` begins at the group's position, else at the beginning.
+        `start="committed"` begins at the group's position, else at the beginning; `start="end"` at
+        the end as it is while the context is entered.
+
+        Raises:
+            UnknownTopic: A topic or partition does not exist.
+            BrokerUnavailable: The broker does not answer.
         """
         ...
 
@@ -235,11 +297,21 @@ class Broker(Protocol):
         ...
 
     async def create_topics(self, specs: Sequence[TopicSpec]) -> list[str]:
-        """Create what is missing; returns the names created. Existing topics are left alone."""
+        """Create what is missing; returns the names created. Existing topics are left alone.
+
+        When it returns, every partition can be used.
+
+        Raises:
+            BrokerUnavailable: The broker does not answer; safe to repeat.
+            ConfigError: The broker refuses this client, or a setting.
+        """
         ...
 
     async def describe_topics(self) -> dict[str, TopicSpec]:
-        """Return every topic with its real partitions, retention and size limit."""
+        """Return every topic with its real partitions, retention and size limit.
+
+        Whether a topic holds text is not known to every broker; it may be reported as False.
+        """
         ...
 
     async def delete_topics(self, names: Sequence[str]) -> None:

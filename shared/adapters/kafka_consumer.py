@@ -170,17 +170,17 @@ class KafkaConsumer:
 
     def pause(self, *tps: TopicPartition) -> None:
         """Stop returning records of these partitions."""
-        self._check_owned(*tps)
-        self._paused.update(tps)
+        owned = self._owned.intersection(tps)
+        self._paused |= owned
         if self._client is not None:
-            self._client.pause(*map(foreign, tps))
+            self._client.pause(*map(foreign, owned))
 
     def resume(self, *tps: TopicPartition) -> None:
         """Return records of these partitions again."""
-        self._check_owned(*tps)
-        self._paused.difference_update(tps)
+        owned = self._owned.intersection(tps)
+        self._paused -= owned
         if self._client is not None:
-            self._client.resume(*map(foreign, tps))
+            self._client.resume(*map(foreign, owned))
 
     async def opened(self) -> Client:
         """Return aiokafka's consumer, opening one if need be."""

@@ -124,14 +124,10 @@ class MemoryConsumer:
 
     def pause(self, *tps: TopicPartition) -> None:
         """Stop returning records of these partitions."""
-        for tp in tps:
-            self._check_owned(tp)
-        self._paused.update(tps)
+        self._paused.update(self._positions.keys() & set(tps))
 
     def resume(self, *tps: TopicPartition) -> None:
         """Return records of these partitions again."""
-        for tp in tps:
-            self._check_owned(tp)
         self._paused.difference_update(tps)
         self.wake()
 
