@@ -79,7 +79,7 @@ class EngineContract:
         async with asyncio.TaskGroup() as group:
             task = group.create_task(events_of(engine, call), name="a")
             async with asyncio.timeout(WITHIN_S):
-                while engine.kv_used_tokens() == 0:  # noqa: ASYNC110 - no event for it
+                while engine.kv_used_tokens() == 0:
                     await asyncio.sleep(0.002)
             task.cancel()
         assert task.cancelled()
@@ -119,5 +119,5 @@ class EngineContract:
 
 async def _until_empty(engine: Engine) -> None:
     async with asyncio.timeout(WITHIN_S):
-        while engine.kv_used_tokens() > 0:  # noqa: ASYNC110 - no event for it
+        while engine.kv_used_tokens() > 0:
             await asyncio.sleep(0.002)

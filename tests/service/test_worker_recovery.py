@@ -2,14 +2,15 @@
 
 import asyncio
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from redis.asyncio import Redis
 
 from shared.adapters.embedded_redis import EmbeddedRedis
+from shared.adapters.memory_broker import MemoryBroker
 from shared.errors import BrokerUnavailable, EngineDead
-from shared.ports import Ack, Broker, QueueEntry, Token
+from shared.ports import Ack, Broker, Committed, QueueEntry, Token, TopicPartition
 from tests.support.worker_bench import (
     INSTANCE,
     TOPICS,
@@ -333,6 +334,33 @@ async def test_commit_beyond_the_topic_is_not_trusted(bench: Bench) -> None:
     async with bench.worker():
         await bench.send(bound_call("new"))
         await bench.outcomes_once(5)
+
+
+async def test_idle_positions_are_committed_again(valkey_url: str) -> None:
+    """Committed offsets of an idle instance are renewed, as brokers forget old ones."""
+
+    class Counting(MemoryBroker):
+        num_commits = 0
+
+        def commit(self, group: str, positions: Mapping[TopicPartition, Committed]) -> None:
+            self.num_commits += 1
+            super().commit(group, positions)
+
+    async def renewed() -> int:
+        assert isinstance(bench.broker, Counting)
+        return bench.broker.num_commits
+
+    prefix = f"{uuid.uuid4().hex}:"
+    async with open_bench(valkey_url, prefix, make_broker=Counting) as bench:
+        async with bench.worker(altered(recommit_s=0.05)):
+            await until(renewed, lambda count: count >= 3)
+        before = await renewed()
+        async with bench.worker() as worker:  # recommits hourly
+            await bench.send(bound_call("a"))
+            await until(bench.committed, lambda found: found == (1, ""))
+            await asyncio.sleep(0.2)
+            await worker.drained()
+        assert await renewed() - before <= 3
 
 
 async def test_topic_deleted_under_the_worker_is_made_again(bench: Bench) -> None:

@@ -40,7 +40,7 @@ from shared.contracts.topics import (
 )
 from shared.domain.instance import InstanceSpec, LatencyModel
 from shared.errors import MeshError
-from shared.ports import Ack, Broker, Record, TopicPartition
+from shared.ports import Ack, Broker, Clock, Record, TopicPartition
 from shared.runtime.health import Health
 from shared.runtime.metrics import Metrics
 
@@ -270,7 +270,7 @@ async def _serve(worker: Worker, stop: asyncio.Event) -> MeshError | None:
 async def until(ask: Callable[[], Any], is_enough: Callable[[Any], bool]) -> Any:
     """Ask again and again until the answer will do, and return it."""
     async with asyncio.timeout(WITHIN_S):
-        while not is_enough(answer := await ask()):  # noqa: ASYNC110 - any state, no event
+        while not is_enough(answer := await ask()):
             await asyncio.sleep(0.005)
     return answer
 
@@ -282,12 +282,13 @@ async def open_bench(
     *,
     time_scale: float = 100.0,
     spec: InstanceSpec = SPEC,
+    make_broker: Callable[[Clock], MemoryBroker] = MemoryBroker,
     wrap: Callable[[Broker], Broker] = lambda broker: broker,
     topics: Topics = TOPICS,
 ) -> AsyncIterator[Bench]:
     """Open adapters for one test; the mesh's topics and the instance's own exist."""
     clock = SystemClock(time_scale=time_scale)
-    broker = MemoryBroker(clock)
+    broker = make_broker(clock)
     await broker.create_topics([*topics.specs(), topics.instance_spec(INSTANCE)])
     async with (
         RedisStore.open(RedisParams(url=redis_url, prefix=prefix, timeout_s=0.5)) as store,
