@@ -114,6 +114,7 @@ def _touch(tables: Tables, run: RunState, instance: int) -> None:
 
 def _end_call(tables: Tables, run: RunState, instance: int, index: int) -> None:
     tables.lines[instance].inside -= 1
+    _count_present(run, tables.lines[instance], -1)
     _bind_chain(tables, tables.calls[index].chain, -1)
     if run.state_delay_s > 0.0:
         _set_timer(tables, run, run.state_delay_s, VIEW_CHANGED, index, -1, -1)
@@ -126,6 +127,12 @@ def _end_call(tables: Tables, run: RunState, instance: int, index: int) -> None:
             _set_timer(tables, run, run.hop_s, STAGE_ENDED, stage, 0, -1)
         else:
             _end_stage(tables, run, stage)
+
+
+def _count_present(run: RunState, line: LineState, change: int) -> None:
+    line.present_s += line.present * (run.now_s - line.present_since_s)
+    line.present_since_s = run.now_s
+    line.present += change
 
 
 def _bind_chain(tables: Tables, chain: int, change: int) -> None:
@@ -316,6 +323,7 @@ def _deliver_call(tables: Tables, run: RunState, index: int) -> None:
     tables.calls[index].order = run.deliveries
     run.deliveries += 1
     line.num_calls += 1
+    _count_present(run, line, 1)
     push_call(tables, line.heap_base, line.size, index)
     line.size += 1
     line.has_news = 1

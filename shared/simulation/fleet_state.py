@@ -108,7 +108,6 @@ class QueryState:
         first_stage: Its stages follow each other from here.
         num_stages: How many.
         stages_left: How many have not ended.
-        model: Number of the model it asks for.
         dispatcher: The dispatcher it belongs to.
         is_failed: Whether one of its calls was refused.
     """
@@ -119,7 +118,6 @@ class QueryState:
         "end_s",
         "first_stage",
         "is_failed",
-        "model",
         "num_stages",
         "slo_s",
         "stages_left",
@@ -131,7 +129,6 @@ class QueryState:
     first_stage: Int
     num_stages: Int
     stages_left: Int
-    model: Int
     dispatcher: Int
     is_failed: Int
 
@@ -191,6 +188,7 @@ class PlanState:
         t_comp_s: Its expected cost there.
         predicted_tokens: Predicted output length, tokens.
         stage: Its stage.
+        model: Number of the model it asks for.
         instance: Its instance, UNASSIGNED or REFUSED.
         chain: Its prefix chain, counted from the instance's first node; -1 for none.
         tie_key: Orders equal scores, see `tie_order`.
@@ -200,6 +198,7 @@ class PlanState:
         "assigned_s",
         "chain",
         "instance",
+        "model",
         "predicted_tokens",
         "stage",
         "t_comp_s",
@@ -210,6 +209,7 @@ class PlanState:
     t_comp_s: Real
     predicted_tokens: Real
     stage: Int
+    model: Int
     instance: Int
     chain: Int
     tie_key: Int
@@ -225,7 +225,10 @@ class LineState:
         admission: Most calls the engine is given at a time.
         limit_tokens: Longest call it can run, tokens.
         tie_key: Orders equal scores, see `tie_order`.
-        num_calls: Calls bound to it so far.
+        num_calls: Calls delivered to it so far.
+        present: Calls delivered and not ended.
+        present_since_s: When that number last changed.
+        present_s: Integral of that number over time.
         caches: Whether it reuses prefixes.
         has_news: Whether its line or its engine changed visibly at this instant.
         is_touched: Whether it is among `touched`.
@@ -240,10 +243,16 @@ class LineState:
         "is_touched",
         "limit_tokens",
         "num_calls",
+        "present",
+        "present_s",
+        "present_since_s",
         "size",
         "tie_key",
     )
 
+    present_since_s: Real
+    present_s: Real
+    present: Long
     heap_base: Long
     size: Long
     inside: Long

@@ -1,7 +1,7 @@
 """What must hold of every simulated run, whatever the policy."""
 
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -9,6 +9,9 @@ from shared.errors import MeshError
 
 if TYPE_CHECKING:
     from shared.simulation.results import RunResult
+
+Flags = np.ndarray[Any, np.dtype[np.bool_]]
+Floats = np.ndarray[Any, np.dtype[np.float64]]
 
 TOLERANCE_S = 1e-6
 
@@ -27,7 +30,7 @@ def check_result(result: "RunResult") -> None:
     """
     check_conservation(result)
     check_causality(result)
-    check_busy_time(result)
+    check_work_conservation(result)
     check_littles_law(result)
 
 
@@ -50,6 +53,7 @@ def check_causality(result: "RunResult") -> None:
         result.arrival_s[result.call_query],
         result.ready_s,
         result.dispatched_s,
+        result.delivered_s,
         result.started_s,
         result.first_token_s,
         result.call_end_s,
@@ -66,32 +70,33 @@ def check_causality(result: "RunResult") -> None:
     )
 
 
-def check_busy_time(result: "RunResult") -> None:
-    """An instance is busy whenever it has a call in its batch, and only then has work."""
+def check_work_conservation(result: "RunResult") -> None:
+    """An instance is busy exactly while it has a call, in its line or in its engine."""
     for place in range(len(result.fleet)):
-        mine = (result.call_instance == place) & np.isfinite(result.call_end_s)
-        covered_s = union_s(result.started_s[mine], result.call_end_s[mine])
+        mine = _calls_at(result, place)
+        covered_s = union_s(result.delivered_s[mine], result.call_end_s[mine])
         busy_s = float(result.busy_s[place])
-        scale = max(1.0, covered_s)
-        _demand(abs(busy_s - covered_s) <= TOLERANCE_S * scale, "idle with work, or busy without")
+        _demand(_is_close(busy_s, covered_s), "an instance idle with work, or busy without")
 
 
 def check_littles_law(result: "RunResult") -> None:
-    """The time-average of queries inside equals their arrival rate times their mean time."""
-    ended = np.isfinite(result.end_s)
-    arrivals, ends = result.arrival_s[ended], result.end_s[ended]
-    if len(ends) == 0:
-        return
-    instants = np.concatenate([arrivals, ends])
-    changes = np.concatenate([np.ones(len(arrivals)), -np.ones(len(ends))])
-    order = np.lexsort((changes, instants))
-    inside = np.cumsum(changes[order])
-    area = float((inside[:-1] * np.diff(instants[order])).sum())
-    total_s = float((ends - arrivals).sum())
-    _demand(abs(area - total_s) <= TOLERANCE_S * max(1.0, total_s), "Little's law")
+    """The integral of the calls at an instance equals the sum of their times there."""
+    for place in range(len(result.fleet)):
+        mine = _calls_at(result, place)
+        total_s = float((result.call_end_s[mine] - result.delivered_s[mine]).sum())
+        _demand(_is_close(float(result.present_s[place]), total_s), "Little's law")
 
 
-def union_s(starts_s: np.ndarray, ends_s: np.ndarray) -> float:
+def _calls_at(result: "RunResult", place: int) -> Flags:
+    mine: Flags = (result.call_instance == place) & np.isfinite(result.call_end_s)
+    return mine
+
+
+def _is_close(one: float, other: float) -> bool:
+    return abs(one - other) <= TOLERANCE_S * max(1.0, abs(other))
+
+
+def union_s(starts_s: Floats, ends_s: Floats) -> float:
     """Return the length of the union of intervals, seconds."""
     if len(starts_s) == 0:
         return 0.0

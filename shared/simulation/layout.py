@@ -60,12 +60,13 @@ class Layout:
         self.scenario = scenario
         self.fleet = tuple(sorted(scenario.fleet, key=lambda spec: spec.instance_id))
         self._chains = ChainTree()
-        models = sorted({query.model for query in scenario.queries})
+        models = sorted(_models_of(scenario.queries))
         self._model_index = {model: index for index, model in enumerate(models)}
         self._members = {model: _members_of(model, self.fleet) for model in models}
         self._limits = {
             model: max(limit_of(spec) for spec in members)
             for model, members in self._members.items()
+            if members
         }
         self._times = {model: self._fleet_times(model) for model in models}
         self.arrays = self._workload_tables() | self._fleet_tables(models)
@@ -124,13 +125,14 @@ class Layout:
         table["end_s"] = np.nan
         table["first_stage"] = first_stage
         table["num_stages"] = table["stages_left"] = num_stages
-        table["model"] = [self._model_index[query.model] for query in queries]
         self.query_of_call = np.repeat(np.arange(len(queries)), num_calls)
         self.stage_of_call = _joined(pieces, "stage_of_call", np.int64)
         return {
             "queries": table,
             "stages": _stage_table(pieces, np.repeat(np.arange(len(queries)), num_stages)),
-            "plans": _plan_table(pieces, self.stage_of_call + np.repeat(first_stage, num_calls)),
+            "plans": self._plan_table(
+                pieces, self.stage_of_call + np.repeat(first_stage, num_calls)
+            ),
             "calls": _call_table(pieces),
             "children": _joined(pieces, "children", np.int64)
             + np.repeat(first_stage, num_children),
@@ -149,13 +151,24 @@ class Layout:
         return pieces
 
     def _piece(self, query: TraceQuery) -> QueryColumns:
-        check_query(query, self._limits[query.model])
+        check_query(query, self._limits)
         scenario = self.scenario
         if scenario.oracle:
             times = true_times(query, self._members[query.model], scenario.speed_factors)
             return QueryColumns(query, times, true_lengths(query), self._chains)
         times = expected_times(query, self._times[query.model])
         return QueryColumns(query, times, expected_lengths(query, scenario.shapes), self._chains)
+
+    def _plan_table(self, pieces: Sequence[QueryColumns], stage_of_call: Array) -> Array:
+        plans = np.zeros(len(stage_of_call), dtype_of(PlanState))
+        plans["stage"] = stage_of_call
+        plans["instance"] = UNASSIGNED
+        plans["assigned_s"] = np.nan
+        plans["predicted_tokens"] = _joined(pieces, "predicted_tokens", np.float64)
+        plans["chain"] = _joined(pieces, "chains", np.int64)
+        plans["model"] = [self._model_index[model] for piece in pieces for model in piece.models]
+        plans["tie_key"] = _scattered(np.arange(len(plans)))
+        return plans
 
     def _fleet_tables(self, models: Sequence[str]) -> Arrays:
         fleet, scenario = self.fleet, self.scenario
@@ -224,23 +237,18 @@ def _call_table(pieces: Sequence[QueryColumns]) -> Array:
     return calls
 
 
-def _plan_table(pieces: Sequence[QueryColumns], stage_of_call: Array) -> Array:
-    plans = np.zeros(len(stage_of_call), dtype_of(PlanState))
-    plans["stage"] = stage_of_call
-    plans["instance"] = UNASSIGNED
-    plans["assigned_s"] = np.nan
-    plans["predicted_tokens"] = _joined(pieces, "predicted_tokens", np.float64)
-    plans["chain"] = _joined(pieces, "chains", np.int64)
-    plans["tie_key"] = _scattered(np.arange(len(plans)))
-    return plans
+def _models_of(queries: Sequence[TraceQuery]) -> set[str]:
+    models = {query.model for query in queries}
+    seen: set[int] = set()
+    for query in queries:
+        if id(query.stages) not in seen:
+            seen.add(id(query.stages))
+            models.update(call.model for stage in query.stages for call in stage.calls)
+    return models - {""}
 
 
 def _members_of(model: str, fleet: Sequence[InstanceSpec]) -> list[InstanceSpec]:
-    members = [spec for spec in fleet if model == spec.model or model in spec.adapters]
-    if not members:
-        msg = f"no instance of the fleet offers model {model!r}"
-        raise ConfigError(msg)
-    return members
+    return [spec for spec in fleet if model == spec.model or model in spec.adapters]
 
 
 def _arrival_of(query: TraceQuery) -> float:

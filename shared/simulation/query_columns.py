@@ -50,6 +50,7 @@ class QueryColumns:
         self.predicted_tokens = [tokens for group in lengths for tokens in group]
         calls = [call for stage in stages for call in stage.calls]
         self.input_tokens = [call.input_tokens for call in calls]
+        self.models = [call.model or query.model for call in calls]
         self.output_tokens = [call.output_tokens for call in calls]
         self.chains = [chains.index_of(call) for call in calls]
 
@@ -112,12 +113,12 @@ def parents_of(stage: TraceStage, index: int) -> tuple[int, ...]:
     return (index - 1,) if index else ()
 
 
-def check_query(query: TraceQuery, limit_tokens: int) -> None:
+def check_query(query: TraceQuery, limits: Mapping[str, int]) -> None:
     """Refuse a query that cannot run.
 
     Args:
         query: The query.
-        limit_tokens: Longest call that any of its instances can run, tokens.
+        limits: Model -> longest call that any instance offering it can run, tokens.
 
     Raises:
         ConfigError: Names the query, the stage and the call.
@@ -137,20 +138,23 @@ def check_query(query: TraceQuery, limit_tokens: int) -> None:
             msg = f"{place}: parents {stage.parents} are not all earlier stages"
             raise ConfigError(msg)
         for number, call in enumerate(stage.calls):
-            _check_call(call, f"{place}, call {number}", limit_tokens)
+            _check_call(call, f"{place}, call {number}", limits, call.model or query.model)
 
 
-def _check_call(call: TraceCall, place: str, limit_tokens: int) -> None:
+def _check_call(call: TraceCall, place: str, limits: Mapping[str, int], model: str) -> None:
     if call.input_tokens < 1 or call.output_tokens < 1:
         msg = f"{place}: token counts must be at least 1"
         raise ConfigError(msg)
     if any(part.tokens < 1 for part in call.prefix):
         msg = f"{place}: prefix parts must have at least 1 token"
         raise ConfigError(msg)
-    if call.input_tokens + call.output_tokens > limit_tokens:
+    if model not in limits:
+        msg = f"{place}: no instance of the fleet offers model {model!r}"
+        raise ConfigError(msg)
+    if call.input_tokens + call.output_tokens > limits[model]:
         msg = (
             f"{place}: {call.input_tokens} + {call.output_tokens} tokens fit on no instance of "
-            f"the fleet (longest: {limit_tokens})"
+            f"the fleet (longest: {limits[model]})"
         )
         raise ConfigError(msg)
 
@@ -206,4 +210,4 @@ def _true_stage_s(
             )
             for call in stage.calls
         )
-    return total_s / len(members)
+    return total_s / max(1, len(members))

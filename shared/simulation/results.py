@@ -29,6 +29,7 @@ class RunResult:
         call_instance: Instance index; negative where it was never bound, shape (calls,).
         ready_s: When each call became ready, shape (calls,).
         dispatched_s: When it was bound to its instance, shape (calls,).
+        delivered_s: When it reached its instance's line, shape (calls,).
         started_s: When it first entered a batch, shape (calls,).
         first_token_s: shape (calls,).
         call_end_s: shape (calls,).
@@ -39,6 +40,7 @@ class RunResult:
         busy_s: Time in iterations per instance, shape (instances,).
         num_calls: Calls bound per instance, shape (instances,).
         num_preemptions: Per instance, shape (instances,).
+        present_s: Integral over time of the calls at each instance, shape (instances,).
         num_instants: Instants the event loop visited.
     """
 
@@ -65,6 +67,7 @@ class RunResult:
         self.call_instance: Ints = plans["instance"].astype(np.int64)
         self.ready_s: Floats = tables["stages"]["ready_s"][plans["stage"]]
         self.dispatched_s: Floats = plans["assigned_s"].copy()
+        self.delivered_s: Floats = self.dispatched_s + tables["runs"]["hop_s"][0]
         self.t_comp_s: Floats = plans["t_comp_s"].copy()
         self.started_s: Floats = calls["started_s"].copy()
         self.first_token_s: Floats = calls["first_token_s"].copy()
@@ -75,6 +78,7 @@ class RunResult:
         self.busy_s: Floats = tables["engines"]["busy_s"].copy()
         self.num_calls: Ints = tables["lines"]["num_calls"].copy()
         self.num_preemptions: Ints = tables["engines"]["num_preemptions"].copy()
+        self.present_s: Floats = tables["lines"]["present_s"].copy()
         self.num_instants = int(tables["runs"]["num_instants"][0])
 
     @property

@@ -32,12 +32,11 @@ def price_call(tables: Tables, run: RunState, index: int) -> int:
     """Fill `costs_s` for a call; returns how many instances can run it."""
     call = tables.calls[index]
     plan = tables.plans[index]
-    query = tables.queries[tables.stages[plan.stage].query]
     tokens = call.input_tokens + call.output_tokens
     eligible = 0
     for instance in range(run.num_instances):
         line = tables.lines[instance]
-        offered = tables.offers[query.model * run.num_instances + instance]
+        offered = tables.offers[plan.model * run.num_instances + instance]
         if offered == 0 or tokens > line.limit_tokens:
             tables.costs_s[instance] = -1.0
             continue
