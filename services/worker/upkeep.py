@@ -101,23 +101,26 @@ class Upkeep:
                 if claimed.get(held.request_id) == held.token
             ]
             gone = {key: token for key, token in members.items() if not _is_held(life, key, token)}
-            if lost:
-                await life.index.add(lost)
-            await self._release(unclaimed)
+            # What only crossed an addition or acknowledgement on its way is no repair.
+            num_added = sum(await life.index.add(lost)) if lost else 0
+            num_released = await self._release(unclaimed)
+            num_dropped = 0
             for request_id, token in gone.items():
-                await life.index.ack(request_id, token)
-        if lost or unclaimed or gone:
+                num_dropped += await life.index.ack(request_id, token)
+        if num_added or num_released or num_dropped:
             log.info(
                 "index_repaired",
-                num_added=len(lost),
-                num_released=len(unclaimed),
-                num_dropped=len(gone),
+                num_added=num_added,
+                num_released=num_released,
+                num_dropped=num_dropped,
             )
 
-    async def _release(self, unclaimed: list[HeldCall]) -> None:
+    async def _release(self, unclaimed: list[HeldCall]) -> int:
+        num_released = 0
         for held in unclaimed:
             if held.place is Place.WAITING:
-                await self._life.index.release(held.request_id, held.token)
+                num_released += await self._life.index.release(held.request_id, held.token)
+        return num_released
 
 
 def missing_from(members: dict[str, Token], life: Life) -> list[QueueEntry]:
