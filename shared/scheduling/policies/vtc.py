@@ -17,7 +17,9 @@ Differences: outputs are charged as predicted when the call is bound, and never 
 artifact corrects them as tokens come; scores that are out cannot change). Lines are per instance
 and counters span the pool: a tenant is served fairly over the fleet, not on every instance. When
 nobody waits all tenants are level (the paper lifts newcomers to the counter of the last who left).
-Each dispatcher has counters of its own; lines whose head is not known lift nobody. Dispatching is
+Each dispatcher has counters of its own; lines whose head is not known lift nobody. (HexGen-Flow's
+authors, who compare with VTC, count per query; here it is per tenant, as in the source, and with a
+single tenant the policy is `least-outstanding`.) Dispatching is
 none of the source's business; calls go to the instance with the fewest in progress.
 
 Scores are instants: a virtual second is 100,000 charged tokens, more than a pool serves one tenant

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shared.scheduling.dispatch import text_key
 from shared.scheduling.policies import make_policy
 from shared.scheduling.policies.power_of_two import two_candidates
 from shared.scheduling.policy import Cost, InstanceView
@@ -19,11 +20,14 @@ def _choose(name: str, views: list[InstanceView], request_id: str = "r") -> str:
     return choice.instance_id
 
 
-def test_least_outstanding_counts_waiting_and_running_calls() -> None:
-    """3 + 1 calls are fewer than 0 + 5, whatever their work."""
+@pytest.mark.parametrize(("waiting", "running"), [((0, 3), (5, 1)), ((4, 0), (0, 3))])
+def test_least_outstanding_counts_waiting_and_running_calls(
+    waiting: tuple[int, int], running: tuple[int, int]
+) -> None:
+    """3 + 1 calls are fewer than 0 + 5, and 0 + 3 fewer than 4 + 0, whatever their work."""
     views = [
-        make_view("a", num_waiting=0, num_running=5, backlog_s=1.0),
-        make_view("b", num_waiting=3, num_running=1, backlog_s=900.0),
+        make_view("a", num_waiting=waiting[0], num_running=running[0], backlog_s=1.0),
+        make_view("b", num_waiting=waiting[1], num_running=running[1], backlog_s=900.0),
     ]
     assert _choose("least-outstanding", views) == "b"
 
@@ -66,10 +70,12 @@ def test_of_two_instances_the_one_with_fewer_ongoing_calls_wins() -> None:
 
 
 def test_a_tie_goes_to_the_instance_drawn_first() -> None:
-    """Equal queues: both instances win for about half of the calls."""
+    """Equal queues: the first of the pair wins, which is each instance about half of the time."""
     views = [make_view("a", num_running=5), make_view("b", num_running=5)]
-    chosen = Counter(_choose("power-of-two", views, f"r{n}") for n in range(1_000))
-    assert 400 < chosen["a"] < 600
+    ids = [f"r{number}" for number in range(1_000)]
+    chosen = [_choose("power-of-two", views, request_id) for request_id in ids]
+    assert chosen == ["ab"[two_candidates(text_key(request_id), 2)[0]] for request_id in ids]
+    assert 400 < chosen.count("a") < 600
 
 
 def test_the_busiest_of_three_is_never_chosen_and_the_idlest_two_times_in_three() -> None:

@@ -25,6 +25,8 @@ def _order(name: str) -> list[str]:
 def test_edf_takes_the_earlier_deadline() -> None:
     """10 s is before 12 s, however long the jobs are."""
     assert _order("edf") == ["A", "B"]
+    late_but_due = make_call(ready_at_s=50.0, deadline_s=55.0)
+    assert make_policy("edf", 0.0).queue_score(late_but_due, 1.0) == 55.0
 
 
 def test_llf_takes_the_smaller_laxity() -> None:

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shared.domain.instance import LatencyModel
 from shared.scheduling.policies import make_policy
 from shared.scheduling.policies.earliest_finish import decode_slowdown, stretch, time_to_start_s
 from shared.scheduling.policy import Cost, InstanceView
@@ -116,6 +117,42 @@ def test_the_prefill_share_is_learned_from_the_calls_bound() -> None:
     assert choice is not None
     assert choice.instance_id == "b"
     assert _choose(views, {"a": 4.0, "b": 12.0}) == "a"
+
+
+def _estimate_s(view: InstanceView, cost: Cost) -> float:
+    choice = make_policy("earliest-finish", 0.0).choose(make_call(), [view], {"a": cost}, 0.0)
+    assert choice is not None
+    return -choice.score
+
+
+def test_alone_a_call_takes_its_own_time() -> None:
+    """On an idle instance the estimate is t_comp."""
+    assert _estimate_s(make_view(), Cost(t_comp_s=3.5)) == pytest.approx(3.5)
+
+
+def test_decoding_slows_down_with_the_batch() -> None:
+    """0.2 s prefill and 3.3 s decode; 3 others; steps of 10 + 4 · 1 ms instead of 10 + 1 ms.
+
+    Prefill share 0.2 / 3.5: (1 + 3 · 0.2 / 3.5) · (0.2 + 3.3 · 14 / 11).
+    """
+    latency = LatencyModel(prefill_s_per_token=1 / 5_000, weights_s=0.01, seq_s=0.001)
+    view = make_view(num_running=3, capacity=64, backlog_s=9.0, latency=latency)
+    expected_s = (1 + 3 * 0.2 / 3.5) * (0.2 + 3.3 * 14 / 11)
+    assert _estimate_s(view, Cost(t_comp_s=3.5)) == pytest.approx(expected_s)
+
+
+@pytest.mark.parametrize(
+    ("cached_tokens", "speed_factor", "prefill_s"), [(0, 1.0, 0.2), (500, 1.0, 0.1), (0, 2.0, 0.4)]
+)
+def test_prefill_counts_what_is_not_cached_at_the_speed_found(
+    cached_tokens: int, speed_factor: float, prefill_s: float
+) -> None:
+    """1,000 prompt tokens at 5,000 per second; the share of prefill stretches among 4 others."""
+    view = make_view(
+        decode_s=0.001, num_running=4, capacity=64, backlog_s=9.0, speed_factor=speed_factor
+    )
+    cost = Cost(t_comp_s=2.0, cached_tokens=cached_tokens)
+    assert _estimate_s(view, cost) == pytest.approx((1 + 4 * prefill_s / 2.0) * 2.0)
 
 
 def test_queues_are_ordered_by_urgency() -> None:

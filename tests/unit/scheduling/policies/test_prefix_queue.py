@@ -107,3 +107,4 @@ def test_running_calls_do_not_count_as_a_queue() -> None:
     """The queue scorer reads waiting calls only."""
     views = [make_view("a", num_running=60), make_view("b", num_waiting=1)]
     assert _choose(views, {}) == "a"
+    assert _choose(views, {"b": 800}) == "a"  # one waiting call of at most one: queue score 0

@@ -72,6 +72,16 @@ def test_the_batch_is_limited_by_memory() -> None:
     assert _choose(views, {"a": 1.0, "b": 5.0}, 1_000.0) == "b"
 
 
+def test_a_slow_instance_makes_calls_wait_longer() -> None:
+    """5 calls of 100 tokens at 100 tokens per second are 5 s; found twice as slow, 10 s."""
+    call, costs = make_call(output_tokens=100.0), {"a": Cost(t_comp_s=1.0)}
+    for speed_factor, wait_s in ((1.0, 5.0), (2.0, 10.0)):
+        view = make_view(decode_s=0.01, num_running=5, speed_factor=speed_factor)
+        choice = make_policy("qlm", 0.0).choose(call, [view], costs, 0.0)
+        assert choice is not None
+        assert choice.t_queue_s == pytest.approx(wait_s)
+
+
 def test_expected_output_is_the_mean_of_the_predictions_so_far() -> None:
     """After calls of 100 and 300 tokens a call ahead counts 200: 5 of them wait 10 s at 100/s."""
     policy = make_policy("qlm", 0.0)

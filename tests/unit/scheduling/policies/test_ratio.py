@@ -62,6 +62,19 @@ def test_work_is_never_decremented() -> None:
     assert [_bind(policy, both, 9 + number) for number in range(5)] == ["b"] * 5
 
 
+def test_the_queue_term_reported_is_the_cumulative_work() -> None:
+    """Three calls of 18.2363 s leave 0, 18.2, 36.5 and then 54.7 s."""
+    policy = make_policy("ratio", 0.1)
+    views = [_view("a", "A100")]
+    costs = {"a": Cost(t_comp_s=CANDIDATE_S["A100"])}
+    terms = []
+    for _ in range(4):
+        choice = policy.choose(make_call(), views, costs, 0.0)
+        assert choice is not None
+        terms.append(choice.t_queue_s)
+    assert terms == pytest.approx([number * CANDIDATE_S["A100"] for number in range(4)])
+
+
 def test_alpha_one_sends_every_call_to_the_fastest() -> None:
     """Without the work term the cost ratio decides alone, after the reference's first call."""
     policy = make_policy("ratio", 1.0)
