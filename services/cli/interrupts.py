@@ -2,10 +2,10 @@
 
 import asyncio
 import signal
+import sys
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from services.cli.console import stderr_console
 from shared.runtime.lifecycle import loop_factory
 
 T = TypeVar("T")
@@ -34,7 +34,8 @@ def run_until_stopped(main: Main[T], *, is_graceful: bool = True) -> T:
             if task is not None and (stop.is_set() or not is_graceful):
                 task.cancel()
                 return
-            stderr_console().print("\n[dim]stopping; once more to stop at once[/dim]")
+            # Not through a console of our own: a live display must know what is printed.
+            print("stopping; once more to stop at once", file=sys.stderr)
             stop.set()
 
         for sig in (signal.SIGINT, signal.SIGTERM):
