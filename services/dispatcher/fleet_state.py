@@ -116,6 +116,7 @@ class Known:
             capacity=state.capacity,
             queue_bound=state.queue_bound,
             speed_factor=speed_factor,
+            kv_used_tokens=state.kv_used_tokens,
         )
 
 

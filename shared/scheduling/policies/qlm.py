@@ -31,7 +31,7 @@ from shared.scheduling.policy import Choice, Cost, InstanceView, WaitingCall
 GROUP_S = 10.0
 
 
-def group_deadline_s(deadline_s: float, group_s: float = 10.0) -> float:
+def group_deadline_s(deadline_s: float, group_s: float) -> float:
     """Return the start of the slice of deadlines a call belongs to, seconds (leaf)."""
     return math.floor(deadline_s / group_s) * group_s
 
