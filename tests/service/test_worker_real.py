@@ -15,11 +15,11 @@ from services.worker.settings import WorkerSettings
 from shared.adapters.kafka import KafkaBroker
 from shared.adapters.kafka_params import KafkaParams
 from shared.contracts.codec import decode, encode
-from shared.contracts.messages import CallOutcome, InstanceState, Message, StageRequest
+from shared.contracts.messages import CallOutcome, DeadLetter, InstanceState, Message, StageRequest
 from shared.ports import TopicPartition
 from shared.runtime.settings import KafkaSettings, MeshSettings, RedisSettings, TopicSettings
 from tests.support.servers import KafkaServer, RedisServer
-from tests.support.worker_bench import bound_call, until
+from tests.support.worker_bench import bound_call, reply_to, until
 
 INSTANCE = "a100-0"
 WORKER = WorkerSettings(instance_id=INSTANCE, heartbeat_s=0.2, linger_s=0.1)
@@ -55,6 +55,10 @@ class RealMesh:
     async def handed_back(self) -> list[str]:
         found = await self.messages("stage-requests", StageRequest)
         return sorted(m.request_id for m in found if isinstance(m, StageRequest))
+
+    async def buried(self) -> list[str]:
+        found = await self.messages("dead-letters", DeadLetter)
+        return [m.error for m in found if isinstance(m, DeadLetter)]
 
     async def phase(self) -> str:
         found = await self.messages("instance-states", InstanceState)
@@ -118,6 +122,18 @@ async def test_crashed_worker_repeats_only_what_was_unfinished(mesh: RealMesh) -
     async with mesh.worker():
         await until(mesh.outcomes, lambda found: len(found) == 4)
     assert await mesh.outcomes() == ["done-1", "done-2", "long-1", "long-2"]
+
+
+async def test_answer_for_an_impossible_topic_is_buried(mesh: RealMesh) -> None:
+    """Reply addresses that Kafka refuses cost a dead letter each, not the worker."""
+    addresses = [reply_to("nowhere"), reply_to("not a topic!"), reply_to("stage-results", 99)]
+    async with mesh.worker():
+        for index, address in enumerate(addresses):
+            call = bound_call(f"c{index}", reply_to=address)
+            await mesh.broker.publish(mesh.topics.instance(INSTANCE), encode(call))
+        await mesh.send(["good"])
+        await until(mesh.buried, lambda found: len(found) == 3)
+        assert await mesh.outcomes() == ["good"]
 
 
 async def test_process_drains_on_sigterm(mesh: RealMesh) -> None:
