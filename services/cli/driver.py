@@ -10,6 +10,7 @@ query ids, so replays of the same trace on one mesh never meet.
 """
 
 import asyncio
+import hashlib
 import math
 from collections.abc import Sequence
 
@@ -27,6 +28,7 @@ from shared.scheduling.attainment import QueryEnd
 PLACEHOLDER_PROMPT = "replayed call"
 CANCEL_WAIT_S = 5.0
 TOMBSTONE_GRACE_S = 60.0
+MAX_ID = 128
 log = structlog.get_logger(__name__)
 
 
@@ -36,6 +38,14 @@ def stage_parents(query: TraceQuery, index: int) -> tuple[int, ...]:
     if named is not None:
         return named
     return (index - 1,) if index else ()
+
+
+def mesh_query_id(run_id: str, trace_id: str) -> str:
+    """Return a query's id on the mesh: unique per run, and never too long for a message."""
+    query_id = f"{run_id}-{trace_id}"
+    if len(query_id) <= MAX_ID:
+        return query_id
+    return f"{run_id}-{hashlib.blake2b(trace_id.encode(), digest_size=16).hexdigest()}"
 
 
 class QueryRun:
@@ -210,7 +220,7 @@ class ReplayDriver:
                 if await self._stopped_before(due_s, stop):
                     return
                 self._tally.arrived(self._clock.now_s() - due_s)
-                query_id = f"{self._run_id}-{query.query_id}"
+                query_id = mesh_query_id(self._run_id, query.query_id)
                 run = QueryRun(query, query_id, self._client, self._clock, self._tally)
                 task = group.create_task(run.drive(), name=f"query-{query_id}")
                 self._open[task] = run

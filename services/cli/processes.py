@@ -9,7 +9,7 @@ import os
 import sys
 import tempfile
 import urllib.request
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -72,6 +72,14 @@ class ProcessMesh(MeshAccess):
         """Name -> process id of those that run."""
         return {name: one.pid for name, one in self.processes.items() if one.pid is not None}
 
+    def ended(self) -> dict[str, str]:
+        """Return the processes that ended by themselves: name -> the end of its log."""
+        return {
+            name: process.log_tail(3)
+            for name, process in self.processes.items()
+            if not process.is_running
+        }
+
     def metrics(self, name: str) -> str:
         """Return a process's metrics as Prometheus text.
 
@@ -118,31 +126,55 @@ async def open_processes(
             processes={},
         )
         try:
-            for name, module, own in _services(params, folder):
-                _start(mesh, settings, params, name, module, own, folder)
+            for command in service_commands(params, folder):
+                _start(mesh, settings, params, command)
             await asyncio.to_thread(_wait_ready, mesh)
             yield mesh
         finally:
             await asyncio.to_thread(mesh.stop_services)
 
 
-def _services(params: ProcessesParams, folder: Path) -> list[tuple[str, str, dict[str, str]]]:
-    """Return (name, module, own variables) of every process."""
+class ServiceCommand(msgspec.Struct, frozen=True, kw_only=True):
+    """One process of the mesh.
+
+    Attributes:
+        name: Unique; the service first.
+        module: What `python -m` runs.
+        variables: Its own settings, as environment variables.
+    """
+
+    name: str
+    module: str
+    variables: dict[str, str]
+
+
+def service_commands(params: ProcessesParams, folder: Path) -> list[ServiceCommand]:
+    """Return every process to start, workers first.
+
+    Args:
+        params: What to start.
+        folder: Where the instances' descriptions are written.
+    """
     found = [
-        (f"worker-{spec.instance_id}", "services.worker", _worker(spec, folder))
+        ServiceCommand(
+            name=f"worker-{spec.instance_id}",
+            module="services.worker",
+            variables=_worker(spec, folder),
+        )
         for spec in params.fleet
     ]
     if params.tunes:
         own = {"TUNER_TUNER_ID": "tuner-0", "TUNER_POLICY": params.policy}
         if params.alpha is not None:
             own["TUNER_INITIAL_ALPHA"] = repr(params.alpha)
-        found.append(("tuner-0", "services.tuner", own))
-    for index in range(params.dispatchers):
-        own = {"DISPATCHER_POLICY": params.policy}
-        if params.alpha is not None:
-            own["DISPATCHER_ALPHA"] = repr(params.alpha)
-        found.append((f"dispatcher-{index}", "services.dispatcher", own))
-    return found
+        found.append(ServiceCommand(name="tuner-0", module="services.tuner", variables=own))
+    own = {"DISPATCHER_POLICY": params.policy}
+    if params.alpha is not None:
+        own["DISPATCHER_ALPHA"] = repr(params.alpha)
+    return found + [
+        ServiceCommand(name=f"dispatcher-{index}", module="services.dispatcher", variables=own)
+        for index in range(params.dispatchers)
+    ]
 
 
 def _worker(spec: InstanceSpec, folder: Path) -> dict[str, str]:
@@ -166,13 +198,7 @@ def mesh_variables(settings: MeshSettings) -> dict[str, str]:
 
 
 def _start(
-    mesh: ProcessMesh,
-    settings: MeshSettings,
-    params: ProcessesParams,
-    name: str,
-    module: str,
-    own: Mapping[str, str],
-    folder: Path,
+    mesh: ProcessMesh, settings: MeshSettings, params: ProcessesParams, command: ServiceCommand
 ) -> None:
     port = free_port()
     environ = {
@@ -180,12 +206,17 @@ def _start(
         **mesh_variables(settings),
         "HEXFLOW_LOG__LEVEL": params.log_level,
         "HEXFLOW_PROBES__PORT": str(port),
-        **own,
+        **command.variables,
         **params.extra,
     }
-    process = LocalProcess(name, [sys.executable, "-m", module], folder / f"{name}.log", environ)
-    mesh.processes[name] = process
-    mesh.ports[name] = port
+    process = LocalProcess(
+        command.name,
+        [sys.executable, "-m", command.module],
+        mesh.log_dir / f"{command.name}.log",
+        environ,
+    )
+    mesh.processes[command.name] = process
+    mesh.ports[command.name] = port
     process.start()
 
 

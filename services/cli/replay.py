@@ -150,7 +150,9 @@ def _where(
 def command(
     trace: Annotated[
         Path | None,
-        typer.Argument(metavar="[TRACE]", help="Trace file in the authors' JSON form."),
+        typer.Argument(
+            metavar="[TRACE]", help="Trace file: hexflow's own format, or the authors' JSON."
+        ),
     ] = None,
     generate: Annotated[
         str | None,
@@ -189,8 +191,12 @@ def command(
         str, typer.Option(help="SLOs as multiples of a query's isolated time: 3,4,6,8,10.")
     ] = "",
     arrivals: Annotated[
-        str, typer.Option(help="poisson, bursty, step, gamma:CV or step:RATExSECONDS,...")
-    ] = "poisson",
+        str | None,
+        typer.Option(
+            help="poisson, bursty, step, recorded, gamma:CV or step:RATExSECONDS,...; default: as "
+            "recorded in the trace, else poisson."
+        ),
+    ] = None,
     json: JsonOption = False,
     verbose: VerboseOption = False,
 ) -> None:

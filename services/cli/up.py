@@ -27,7 +27,7 @@ from services.cli.options import (
     configure_logs,
     mesh_settings,
 )
-from services.cli.processes import ProcessesParams, open_processes
+from services.cli.processes import ProcessesParams, ProcessMesh, open_processes
 from services.cli.progress import status_text
 from services.cli.session import MeshAccess, drive, new_run_id
 from services.cli.tally import Tally
@@ -45,6 +45,7 @@ from shared.scheduling.policies import DEFAULT_POLICY, make_policy
 
 REFRESH_S = 0.5
 LINE_EVERY_S = 15.0
+PROCESS_CHECK_S = 1.0
 LOAD_BATCH = 1_000
 
 UNREACHABLE = (
@@ -114,6 +115,8 @@ async def up(plan: UpPlan, console: Console, stop: asyncio.Event) -> None:
             if plan.rate_qps > 0:
                 load = _load(plan, fleet, access, tally, stop)
                 group.create_task(load, name="load")
+            if isinstance(access, ProcessMesh):
+                group.create_task(_report_ended(console, access, stop), name="processes")
             group.create_task(_view(console, watch, tally, stop), name="view")
         console.print("draining: running calls finish, waiting ones are handed back", style="dim")
     console.print(watch_line(watch))
@@ -221,6 +224,17 @@ async def _view(console: Console, watch: MeshWatch, tally: Tally, stop: asyncio.
             live.update(Group(watch_table(watch), _status(watch, tally)), refresh=True)
             if await _stopped_within(REFRESH_S, stop):
                 return
+
+
+async def _report_ended(console: Console, mesh: ProcessMesh, stop: asyncio.Event) -> None:
+    """Say which service processes end by themselves; the others go on."""
+    known: set[str] = set()
+    while not await _stopped_within(PROCESS_CHECK_S, stop):
+        for name, tail in mesh.ended().items():
+            if name not in known:
+                console.print(f"[red]{name} has ended:[/red]")
+                console.print(tail, markup=False, soft_wrap=True)
+        known = set(mesh.ended())
 
 
 def _status(watch: MeshWatch, tally: Tally) -> str:

@@ -1,5 +1,6 @@
 """What a command runs: a trace file or a generated workload, on a fleet by name or file."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
@@ -12,7 +13,7 @@ from shared.domain.instance import InstanceSpec
 from shared.domain.trace import TraceQuery
 from shared.errors import ConfigError
 from shared.simulation.fleets import builtin_fleet, parse_fleet
-from shared.simulation.traces import parse_authors_trace
+from shared.simulation.trace_file import parse_trace
 from shared.simulation.workload import Arrivals, Mode, generate, parse_arrivals, prepare
 
 DEFAULT_LOAD = 0.5
@@ -26,11 +27,12 @@ class WorkloadParams(msgspec.Struct, frozen=True, kw_only=True):
     """What to run.
 
     Attributes:
-        trace: File in the authors' JSON form; None: generate.
+        trace: File in hexflow's format or the authors' JSON form; None: generate.
         mode: Mode of the generator (`natural`, `stress`) when there is no trace.
         limit: Most queries; None: the whole trace, or 100 generated ones.
         rate_qps: Mean queries per second; None: half of the fleet's estimated capacity.
-        arrivals: `poisson`, `bursty`, `step`, or a text that `parse_arrivals` knows.
+        arrivals: `poisson`, `bursty`, `step`, or a text that `parse_arrivals` knows; None: as
+            recorded where the trace records them and no rate is given, else `poisson`.
         slo_scales: SLO as multiples of a query's isolated time; empty: the default set.
         seed: Of everything that is drawn.
     """
@@ -39,7 +41,7 @@ class WorkloadParams(msgspec.Struct, frozen=True, kw_only=True):
     mode: str | None = None
     limit: int | None = None
     rate_qps: float | None = None
-    arrivals: str = "poisson"
+    arrivals: str | None = None
     slo_scales: tuple[float, ...] = ()
     seed: int = 0
 
@@ -94,10 +96,14 @@ def build_workload(params: WorkloadParams, fleet: Sequence[InstanceSpec]) -> Wor
     name, queries = _queries(params, rng)
     capacity = capacity_qps(queries, fleet)
     rate = params.rate_qps if params.rate_qps is not None else DEFAULT_LOAD * capacity
-    if not rate > 0:
+    if not 0 < rate < math.inf:
         raise ConfigError(f"the rate must be above 0 queries per second, is {rate:g}")
-    arrivals = _arrivals(params.arrivals, rate)
+    is_recorded = params.rate_qps is None and all(q.arrival_s is not None for q in queries)
+    chosen = params.arrivals or ("recorded" if is_recorded else "poisson")
+    arrivals = _arrivals(chosen, rate)
     prepared = prepare(queries, fleet, arrivals, params.slo_scales or None, rng)
+    if params.rate_qps is None:
+        rate = _mean_rate_qps(prepared, rate)
     return Workload(name=name, queries=prepared, rate_qps=rate, capacity_qps=capacity)
 
 
@@ -121,8 +127,15 @@ def _queries(
         return f"generated, {mode}", generate(num, rng, _mode(mode))
     if params.mode is not None:
         raise ConfigError("a trace file and a generated workload exclude each other")
-    queries = parse_authors_trace(read_file(params.trace), str(params.trace))
+    queries = parse_trace(read_file(params.trace), str(params.trace))
     return params.trace.name, queries[: params.limit]
+
+
+def _mean_rate_qps(queries: Sequence[TraceQuery], intended_qps: float) -> float:
+    """Return the rate at which queries really arrive; the intended one for a single instant."""
+    arrivals_s = [query.arrival_s or 0.0 for query in queries]
+    span_s = max(arrivals_s) - min(arrivals_s)
+    return (len(queries) - 1) / span_s if span_s > 0 else intended_qps
 
 
 def _mode(mode: str) -> Mode:

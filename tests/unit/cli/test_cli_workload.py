@@ -9,6 +9,7 @@ from services.cli.options import check_address, parse_scales
 from services.cli.workload import WorkloadParams, build_workload, generated, load_fleet
 from shared.errors import ConfigError
 from shared.simulation.fleets import dump_fleet
+from shared.simulation.trace_file import dump_trace
 from shared.simulation.traces import dump_authors_trace
 
 HETERO = load_fleet("hetero-1")
@@ -35,9 +36,9 @@ def test_every_arrival_process_keeps_the_mean_rate(arrivals: str):
 
 
 def test_without_a_rate_half_of_the_capacity_is_used():
-    """The default load follows the fleet."""
-    workload = build_workload(params(), HETERO)
-    assert workload.rate_qps == pytest.approx(workload.capacity_qps / 2)
+    """The default load follows the fleet; over many queries it is met within a quarter."""
+    workload = build_workload(params(limit=400), HETERO)
+    assert workload.rate_qps == pytest.approx(workload.capacity_qps / 2, rel=0.25)
 
 
 def test_every_query_has_an_slo_of_the_scales_asked_for():
@@ -116,3 +117,24 @@ def test_an_address_without_host_or_port_is_refused(address: str):
 def test_several_addresses_are_accepted():
     """Bootstrap servers come as a list."""
     check_address("a:9092, b:9093")
+
+
+def test_recorded_arrivals_are_kept_unless_a_rate_is_asked_for(tmp_path: Path):
+    """A trace with arrivals is replayed as recorded; a rate replaces them."""
+    recorded = build_workload(params(limit=5), HETERO).queries
+    path = tmp_path / "recorded.trace"
+    path.write_text(dump_trace(recorded))
+    kept = build_workload(WorkloadParams(trace=path), HETERO)
+    assert [q.arrival_s for q in kept.queries] == [q.arrival_s for q in recorded]
+    assert [q.slo_s for q in kept.queries] == [q.slo_s for q in recorded]
+    redrawn = build_workload(WorkloadParams(trace=path, rate_qps=5.0), HETERO)
+    assert [q.arrival_s for q in redrawn.queries] != [q.arrival_s for q in recorded]
+
+
+def test_the_rate_told_is_the_one_of_the_arrivals():
+    """Without a rate asked for, the report names what really arrives."""
+    workload = build_workload(params(arrivals="step:1x10,2x1000", limit=50), HETERO)
+    last_s, first_s = workload.queries[-1].arrival_s, workload.queries[0].arrival_s
+    assert last_s is not None
+    assert first_s is not None
+    assert workload.rate_qps == pytest.approx(49 / (last_s - first_s))

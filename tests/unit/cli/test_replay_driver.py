@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 import msgspec
 import pytest
 
-from services.cli.driver import ReplayDriver
+from services.cli.driver import ReplayDriver, mesh_query_id
 from services.cli.tally import Tally
 from shared.adapters.clock import SystemClock
 from shared.adapters.memory_broker import MemoryBroker
@@ -236,3 +236,11 @@ async def test_numbers_come_from_outcomes(played: Played) -> None:
     assert report["per_instance"]["a"]["mean_queue_s"] == 1.0
     assert report["per_instance"]["a"]["mean_service_s"] == 2.0
     assert played.tally.ends[0].slo_s != float("inf")
+
+
+def test_ids_stay_unique_and_short():
+    """Ids of a recorded trace may be long; on the mesh they fit a message and differ by run."""
+    long = "x" * 200
+    assert len(mesh_query_id("run0-abc", long)) <= 128
+    assert mesh_query_id("run0-abc", long) != mesh_query_id("run0-abc", long + "y")
+    assert mesh_query_id("run0-abc", "q1") != mesh_query_id("run0-abd", "q1")

@@ -1,0 +1,74 @@
+"""How the command line starts the services: with variables that are settings of theirs."""
+
+from pathlib import Path
+
+import pytest
+
+from services.cli.embedded import DEFAULT_ALPHA
+from services.cli.options import mesh_settings
+from services.cli.processes import ProcessesParams, mesh_variables, service_commands
+from services.cli.workload import load_fleet
+from services.dispatcher.params import DispatcherParams
+from services.dispatcher.settings import DispatcherSettings
+from services.tuner.settings import TunerSettings
+from services.worker.settings import WorkerSettings
+from shared.runtime.settings import MeshSettings, load, variable_names
+
+SETTINGS = {
+    "services.worker": (WorkerSettings, "WORKER_"),
+    "services.tuner": (TunerSettings, "TUNER_"),
+    "services.dispatcher": (DispatcherSettings, "DISPATCHER_"),
+}
+
+
+@pytest.fixture
+def params() -> ProcessesParams:
+    """Return two dispatchers, four workers and a tuner with a policy of their own."""
+    return ProcessesParams(fleet=load_fleet("hetero-1"), policy="vllm", alpha=0.02)
+
+
+def test_there_is_a_process_per_instance_dispatcher_and_tuner(
+    params: ProcessesParams, tmp_path: Path
+):
+    """Names are unique and tell the service first."""
+    commands = service_commands(params, tmp_path)
+    assert [command.name for command in commands] == [
+        "worker-a100-0",
+        "worker-a100-1",
+        "worker-l40s-0",
+        "worker-a6000-0",
+        "tuner-0",
+        "dispatcher-0",
+        "dispatcher-1",
+    ]
+
+
+def test_every_variable_is_a_setting_and_says_what_was_asked(
+    params: ProcessesParams, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The services' own settings accept them; policy, α and instance arrive."""
+    loaded = []
+    for command in service_commands(params, tmp_path):
+        cls, prefix = SETTINGS[command.module]
+        assert set(command.variables) <= variable_names(cls, prefix)
+        with monkeypatch.context() as patch:
+            for name, value in command.variables.items():
+                patch.setenv(name, value)
+            loaded.append(load(cls))
+    workers = [one for one in loaded if isinstance(one, WorkerSettings)]
+    assert [one.spec() for one in workers] == list(params.fleet)
+    assert {one.policy for one in loaded if isinstance(one, DispatcherSettings)} == {"vllm"}
+    assert {one.alpha for one in loaded if isinstance(one, DispatcherSettings)} == {0.02}
+
+
+def test_children_get_the_meshs_settings(monkeypatch: pytest.MonkeyPatch):
+    """Addresses, time scale and prefix given as options reach the children's environment."""
+    settings = mesh_settings(kafka="h:1", redis="redis://h:2/3", time_scale=7.0)
+    for name, value in mesh_variables(settings).items():
+        monkeypatch.setenv(name, value)
+    assert load(MeshSettings) == settings
+
+
+def test_alpha_has_one_default():
+    """The embedded mesh starts with the α that dispatchers start with."""
+    assert DispatcherParams(dispatcher_id="d").alpha == DEFAULT_ALPHA
