@@ -2,7 +2,8 @@
 
 import asyncio
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 from redis.asyncio import Redis
@@ -10,7 +11,16 @@ from redis.asyncio import Redis
 from shared.adapters.embedded_redis import EmbeddedRedis
 from shared.adapters.memory_broker import MemoryBroker
 from shared.errors import BrokerUnavailable, EngineDead
-from shared.ports import Ack, Broker, Committed, QueueEntry, Token, TopicPartition
+from shared.ports import (
+    Ack,
+    Broker,
+    Committed,
+    Consumer,
+    QueueEntry,
+    StartAt,
+    Token,
+    TopicPartition,
+)
 from tests.support.worker_bench import (
     INSTANCE,
     TOPICS,
@@ -34,6 +44,19 @@ class FlakyBroker:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._broker, name)
 
+    @asynccontextmanager
+    async def partition_consumer(
+        self,
+        partitions: Sequence[TopicPartition],
+        *,
+        start: StartAt,
+        group: str | None = None,
+    ) -> AsyncIterator[Any]:
+        async with self._broker.partition_consumer(
+            partitions, start=start, group=group
+        ) as consumer:
+            yield FlakyConsumer(self, consumer)
+
     async def publish(
         self,
         topic: str,
@@ -48,6 +71,25 @@ class FlakyBroker:
         return await self._broker.publish(
             topic, value, key=key, partition=partition, headers=headers
         )
+
+
+class FlakyConsumer:
+    """A reader of a broker that can be taken away."""
+
+    FAILING = frozenset({"fetch", "commit", "committed", "end_offsets"})
+
+    def __init__(self, broker: FlakyBroker, consumer: Consumer) -> None:
+        self._broker = broker
+        self._consumer = consumer
+
+    def __getattr__(self, name: str) -> Any:
+        if self._broker.is_down and name in self.FAILING:
+            return self._refuse
+        return getattr(self._consumer, name)
+
+    async def _refuse(self, *_: Any, **__: Any) -> None:
+        await asyncio.sleep(0.001)
+        raise BrokerUnavailable("it is down")
 
 
 async def test_restart_repeats_only_what_was_unfinished(bench: Bench) -> None:
@@ -167,21 +209,15 @@ async def test_absent_store_makes_unready_and_nothing_is_lost() -> None:
 
 async def test_absent_broker_makes_unready_and_nothing_is_lost(valkey_url: str) -> None:
     """While nothing can be published calls stay held; each outcome comes once afterwards."""
-    broker: FlakyBroker | None = None
-
-    def wrap(real: Broker) -> Broker:
-        nonlocal broker
-        broker = FlakyBroker(real)
-        return broker
-
-    async with open_bench(valkey_url, f"{uuid.uuid4().hex}:", wrap=wrap) as bench:
-        assert broker is not None
+    async with open_bench(valkey_url, f"{uuid.uuid4().hex}:", wrap=FlakyBroker) as bench:
+        broker = bench.broker
+        assert isinstance(broker, FlakyBroker)
         async with bench.worker() as worker:
             await bench.send(*(bound_call(f"c{i}", output_tokens=200) for i in range(5)))
             await bench.running(5)
             broker.is_down = True
             await until(_causes(bench), lambda causes: f"{INSTANCE}/broker" in causes)
-            assert await bench.outcomes() == []
+            await asyncio.sleep(0.3)
             broker.is_down = False
             await bench.outcomes_once(5)
             await until(_causes(bench), lambda causes: not causes)
@@ -192,20 +228,16 @@ async def test_absent_broker_makes_unready_and_nothing_is_lost(valkey_url: str) 
 
 async def test_drain_ends_although_the_broker_is_down(valkey_url: str) -> None:
     """A worker that cannot publish still stops within its bounds, and does not claim success."""
-    brokers: list[FlakyBroker] = []
-
-    def wrap(real: Broker) -> Broker:
-        brokers.append(FlakyBroker(real))
-        return brokers[0]
-
-    async with open_bench(valkey_url, f"{uuid.uuid4().hex}:", wrap=wrap) as bench:
+    async with open_bench(valkey_url, f"{uuid.uuid4().hex}:", wrap=FlakyBroker) as bench:
+        broker = bench.broker
+        assert isinstance(broker, FlakyBroker)
         bench.engine.hang()
         async with bench.worker(altered(drain_s=0.1, abort_s=0.2)) as worker:
             await bench.send(bound_call("a"))
             await bench.running(1)
-            brokers[0].is_down = True
+            broker.is_down = True
             await worker.drained()
-        brokers[0].is_down = False
+        broker.is_down = False
         assert (await bench.states())[-1].phase != "gone"
         assert await bench.committed() == (0, "")
 
@@ -363,6 +395,43 @@ async def test_idle_positions_are_committed_again(valkey_url: str) -> None:
         assert await renewed() - before <= 3
 
 
+async def test_position_beyond_the_topic_is_not_trusted(bench: Bench) -> None:
+    """A committed position that the topic never reached does not hide its calls."""
+    tp = TopicPartition(TOPICS.instance(INSTANCE), 0)
+    async with bench.broker.partition_consumer(
+        [tp], start="end", group=f"worker-{INSTANCE}"
+    ) as consumer:
+        await consumer.commit({tp: Committed(offset=50)})
+    async with bench.worker():
+        await bench.send(bound_call("a"))
+        await bench.outcomes_once(1)
+
+
+async def test_topic_that_begins_again_under_the_worker(bench: Bench) -> None:
+    """Records at offsets that were finished before the topic was lost are not skipped."""
+    async with bench.worker():
+        await bench.send(bound_call("a"), bound_call("b"))
+        await bench.outcomes_once(2)
+        await bench.broker.delete_topics([TOPICS.instance(INSTANCE)])
+        await bench.broker.create_topics([TOPICS.instance_spec(INSTANCE)])
+        await bench.send(bound_call("c"))
+        await bench.outcomes_once(3)
+
+
+async def test_worker_waits_for_its_broker(valkey_url: str) -> None:
+    """A worker that starts while nothing can be published begins once it can."""
+    async with open_bench(valkey_url, f"{uuid.uuid4().hex}:", wrap=FlakyBroker) as bench:
+        broker = bench.broker
+        assert isinstance(broker, FlakyBroker)
+        await bench.send(bound_call("a"))
+        async with asyncio.TaskGroup() as group:
+            broker.is_down = True
+            back = group.create_task(_back_after(broker, 0.2), name="back")
+            async with bench.worker():
+                assert back.done()
+                await bench.outcomes_once(1)
+
+
 async def test_topic_deleted_under_the_worker_is_made_again(bench: Bench) -> None:
     """A worker whose topic vanishes begins anew on a new one."""
     async with bench.worker():
@@ -372,6 +441,11 @@ async def test_topic_deleted_under_the_worker_is_made_again(bench: Bench) -> Non
         await until(bench.broker.describe_topics, lambda found: TOPICS.instance(INSTANCE) in found)
         await bench.send(bound_call("b"))
         await bench.outcomes_once(2)
+
+
+async def _back_after(broker: FlakyBroker, wall_seconds: float) -> None:
+    await asyncio.sleep(wall_seconds)
+    broker.is_down = False
 
 
 def _causes(bench: Bench) -> Any:
