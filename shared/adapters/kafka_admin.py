@@ -131,7 +131,7 @@ class KafkaAdmin:
         return await self._ask(f"looking for topic {topic}", attempt)
 
     async def settings_of(self, topics: Collection[str]) -> dict[str, dict[str, str]]:
-        """Return the settings that matter here, per topic."""
+        """Return the settings that matter here, per topic that exists."""
         resources = [
             ConfigResource(ConfigResourceType.TOPIC, topic, configs=dict.fromkeys(SETTINGS, ""))
             for topic in topics
@@ -142,6 +142,8 @@ class KafkaAdmin:
             responses: list[Any] = await self._client.describe_configs(resources)
             for response in responses:
                 for code, _, _, topic, entries in response.resources:
+                    if code == kafka.UnknownTopicOrPartitionError.errno:
+                        continue
                     _raise_for(code)
                     settings[topic] = {entry[0]: entry[1] for entry in entries}
             return settings

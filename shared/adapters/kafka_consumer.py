@@ -96,7 +96,9 @@ class KafkaConsumer:
         self._settled = asyncio.Event()
         self._settled.set()
         self._failure: Exception | None = None
-        self._heard_s = time.monotonic()
+        self._is_closed = False
+        self._unsettled_s = 0.0
+        self._look_at_s = time.monotonic() + params.stall_s
         self._suspects: dict[TopicPartition, int] = {}
         # Partitions that filled the last fetch; aiokafka alone would go on with them.
         self._crowding: set[TopicPartition] = set()
@@ -104,6 +106,8 @@ class KafkaConsumer:
     async def fetch(self, *, max_records: int = 500, timeout_s: float = 0.2) -> list[Record]:
         """Return records in offset order per partition; see the port."""
         self._raise_failure()
+        # A reader that always finds records, or never waits, must not starve the other tasks.
+        await asyncio.sleep(0)
         began_s = time.monotonic()
         try:
             client = await self.opened()
@@ -166,7 +170,8 @@ class KafkaConsumer:
         self._suspects.pop(tp, None)
         self._note(tp, offset)
         if self._client is not None:
-            self._client.seek(foreign(tp), offset)
+            with translated(f"seeking in {tp.topic}", self._params.bootstrap_servers):
+                self._client.seek(foreign(tp), offset)
 
     def pause(self, *tps: TopicPartition) -> None:
         """Stop returning records of these partitions."""
@@ -187,15 +192,18 @@ class KafkaConsumer:
         if self._client is not None:
             return self._client
         async with self._opening:
+            if self._is_closed:
+                raise StaleAssignment("this consumer's context was left")
             if self._client is None:
                 with translated("opening a consumer", self._params.bootstrap_servers):
                     self._client = await self._open()
-                self._heard_s = time.monotonic()
+                self._look_at_s = time.monotonic() + self._params.stall_s
             return self._client
 
     async def close(self) -> None:
         """Leave the group, if any, and disconnect; no hook is called."""
         client, self._client = self._client, None
+        self._is_closed = True
         self._owned = frozenset()
         if client is not None:
             await client.discard()
@@ -257,20 +265,24 @@ class KafkaConsumer:
             records += [_record(tp, record) for record in batch]
             self._note(tp, records[-1].offset + 1)
         if records:
-            self._heard_s = time.monotonic()
+            self._look_at_s = time.monotonic() + self._params.stall_s
             self._suspects.clear()
         self._crowding = {r.tp for r in records} if len(records) >= max_records else set()
         return records
 
     async def _look_after(self, client: Client) -> None:
         """After a silence, find out whether there is nothing to read or something is wrong."""
-        silence_s = time.monotonic() - self._heard_s
-        if silence_s < self._params.stall_s or client is not self._client:
+        now_s = time.monotonic()
+        if now_s < self._look_at_s or client is not self._client:
             return
         tps = [tp for tp in self._owned if tp not in self._paused]
         if not self._settled.is_set() or not tps:
             await self._blame(())
-            if silence_s > STUCK_REBALANCES * self._params.rebalance_timeout_s and tps:
+            self._look_at_s = now_s + self._params.stall_s
+            stuck_s = (
+                now_s - self._unsettled_s - STUCK_REBALANCES * self._params.rebalance_timeout_s
+            )
+            if not self._settled.is_set() and stuck_s > 0:
                 await self._replace("rebalance_stuck")
             return
         try:
@@ -281,11 +293,9 @@ class KafkaConsumer:
             return
         stalled = any(self._suspects.get(tp) == at for tp, at in lagging.items())
         self._suspects = lagging
-        self._heard_s = time.monotonic()
+        self._look_at_s = now_s + (SUSPECT_S if lagging else self._params.stall_s)
         if stalled:
             await self._replace("stalled")
-        elif lagging:
-            self._heard_s += SUSPECT_S - self._params.stall_s
 
     async def _lagging(
         self, client: Client, tps: Sequence[TopicPartition]

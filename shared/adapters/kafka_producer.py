@@ -27,7 +27,7 @@ from aiokafka.partitioner import DefaultPartitioner
 
 from shared.adapters.kafka_admin import KafkaAdmin
 from shared.adapters.kafka_ending import cancel_all, ends_well
-from shared.adapters.kafka_errors import translate
+from shared.adapters.kafka_errors import translate, translated
 from shared.adapters.kafka_params import MAX_BATCH_BYTES, KafkaParams
 from shared.errors import BrokerUnavailable, ConfigError, TooLarge, UnknownTopic
 from shared.ports import Ack, Clock, TopicPartition
@@ -94,7 +94,7 @@ class KafkaPublisher:
         self._clock = clock
         self._producer: _Producer | None = None
         self._retired: list[_Producer] = []
-        self._opening = asyncio.Lock()
+        self._opening: asyncio.Task[None] | None = None
         self._facts: dict[str, _Facts] = {}
         self._topic_lanes: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._lanes: defaultdict[TopicPartition, asyncio.Lock] = defaultdict(asyncio.Lock)
@@ -102,6 +102,7 @@ class KafkaPublisher:
 
     async def stop(self) -> None:
         """Settle what was sent, within a bound, and disconnect."""
+        await cancel_all([self._opening], timeout_s=SETTLE_S)
         if self._producer is not None:
             self._retired.append(self._producer)
             self._producer = None
@@ -142,9 +143,9 @@ class KafkaPublisher:
 
     async def _check_worth_retrying(self, error: kafka.KafkaError, topic: str) -> None:
         """Raise the mesh's error for a failure that another attempt would only repeat."""
-        translated = translate(error, f"publishing to {topic}", self._params.bootstrap_servers)
-        if isinstance(translated, TooLarge | ConfigError):
-            raise translated from error
+        meaning = translate(error, f"publishing to {topic}", self._params.bootstrap_servers)
+        if isinstance(meaning, TooLarge | ConfigError):
+            raise meaning from error
         if isinstance(error, kafka.NotLeaderForPartitionError | kafka.UnknownTopicOrPartitionError):
             self.forget([topic])
             await self._admin.partitions_of(topic)
@@ -157,8 +158,8 @@ class KafkaPublisher:
         partition: int | None,
         headers: Sequence[tuple[str, bytes]],
     ) -> Ack:
-        producer = await self._ready()
         async with self._topic_lanes[topic]:
+            producer = await self._ready()
             facts = await self._facts_of(topic)
             tp = self._choose(topic, facts, key, partition)
         _check_record(topic, facts, key, value, headers)
@@ -256,19 +257,24 @@ class KafkaPublisher:
         return settings
 
     async def _ready(self) -> _Producer:
-        """Return a working producer, opening one if need be."""
-        producer = self._producer
-        if producer is not None and producer.is_alive():
-            return producer
-        async with self._opening:
-            if self._producer is not None and not self._producer.is_alive():
-                self._retire(self._producer)
-            if self._producer is None:
-                while self._retired:
-                    await self._retired[-1].discard()
-                    self._retired.pop()
+        """Return a working producer; callers that wait for a new one share its opening."""
+        while (producer := self._producer) is None or not producer.is_alive():
+            if self._opening is None or self._opening.done():
+                self._opening = asyncio.create_task(self._reopen(), name="kafka-producer-open")
+                self._opening.add_done_callback(_retrieve)
+            # aiokafka leaves a connection behind when a start is cancelled, so none is.
+            await asyncio.shield(self._opening)
+        return producer
+
+    async def _reopen(self) -> None:
+        if self._producer is not None:
+            self._retire(self._producer)
+        while self._retired:
+            await self._retired[-1].discard()
+            self._retired.pop()
+        with translated("opening a producer", self._params.bootstrap_servers):
+            async with asyncio.timeout(self._params.connect_timeout_s):
                 self._producer = await self._open()
-            return self._producer
 
     async def _open(self) -> _Producer:
         producer = _Producer(**self._params.producer())

@@ -1,6 +1,7 @@
 """The two kinds of Kafka consumers: of fixed partitions, and members of a group."""
 
 import asyncio
+import time
 from collections.abc import Collection, Sequence
 
 import structlog
@@ -119,6 +120,7 @@ class GroupMember(KafkaConsumer):
             await self._admin.partitions_of(topic)
         client = Client(group_id=self._group, **self._params.consumer())
         self._settled.clear()
+        self._unsettled_s = time.monotonic()
         client.subscribe(topics=list(self._topics), listener=_Listener(self, client))
         await self._start(client)
         settled = False
@@ -139,6 +141,7 @@ class GroupMember(KafkaConsumer):
     async def revoked(self, tps: Collection[TopicPartition]) -> None:
         """Let the hook know, then stop owning partitions."""
         self._settled.clear()
+        self._unsettled_s = time.monotonic()
         if tps and self._on_revoked is not None:
             await self._on_revoked(tps)
         self._owned = frozenset()

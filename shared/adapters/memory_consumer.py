@@ -71,6 +71,7 @@ class MemoryConsumer:
         self._waiter: asyncio.Future[bool] | None = None
         self._rebalancing = bool(wanted)
         self._turn = 0
+        self._is_closed = False
 
     async def fetch(self, *, max_records: int = 500, timeout_s: float = 0.2) -> list[Record]:
         """Return records in offset order per partition; see the port."""
@@ -79,6 +80,8 @@ class MemoryConsumer:
         # A reader that always finds records must not starve the other tasks.
         await asyncio.sleep(0)
         while True:
+            if self._is_closed:
+                raise StaleAssignment("this consumer's context was left")
             await self.rebalance()
             records = self._drain(max_records)
             if records or not await self._is_woken_by(loop, deadline_s):
@@ -182,6 +185,7 @@ class MemoryConsumer:
                 home.given_up.discard(self)
         self._positions.clear()
         self._rebalancing = False
+        self._is_closed = True
         self.wake()
         return given_up
 

@@ -79,7 +79,8 @@ class Consumer(Protocol):
 
         Raises:
             BrokerUnavailable: The broker does not answer; call again later.
-            UnknownTopic: The topic of a fixed partition was deleted.
+            UnknownTopic: A topic was deleted; a group may lose its partitions instead.
+            StaleAssignment: The consumer's context was left.
             ConfigError: The broker refuses this client.
         """
         ...

@@ -311,11 +311,13 @@ class CommitContract:
             assert await one.committed(mine) is None
 
     async def test_closed_consumer_owns_nothing(self, broker: Broker, prefix: str) -> None:
-        """After leaving its context a consumer has no partitions and commits none."""
+        """After leaving its context a consumer has no partitions, fetches and commits nothing."""
         topic = await make_topic(broker, prefix + "closed")
         (tp,) = tps(topic)
         async with broker.partition_consumer([tp], start="committed", group=prefix + "g") as one:
             pass
         assert one.assignment() == frozenset()
+        with pytest.raises(StaleAssignment):
+            await one.fetch()
         with pytest.raises(StaleAssignment):
             await one.commit({tp: Committed(offset=1)})

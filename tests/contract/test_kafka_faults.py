@@ -14,10 +14,11 @@ from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 
 from shared.adapters.clock import ManualClock, SystemClock
 from shared.adapters.kafka import KafkaBroker
+from shared.adapters.kafka_consumer import KafkaConsumer
 from shared.adapters.kafka_params import KafkaParams
 from shared.adapters.local_process import free_port
 from shared.errors import BrokerUnavailable, StaleAssignment, TooLarge, UnknownTopic
-from shared.ports import Committed, Consumer, Record, TopicPartition
+from shared.ports import Ack, Committed, Consumer, Record, TopicPartition
 from tests.support.broker import make_topic, numbers, publish_all, take, tps, until
 from tests.support.servers import KafkaServer
 
@@ -334,3 +335,61 @@ async def test_system_clock_agrees_with_the_broker(kafka_server: KafkaServer, pr
         now_s = clock.now_s()
     assert clock.skew_s == pytest.approx(-90, abs=2 * clock.skew_bound_s + 0.05)
     assert now_s == pytest.approx(acks[-1].append_unix_s, abs=1.0)
+
+
+async def end_fetching(consumer: Consumer) -> None:
+    """Let the client library's fetching end silently, as it may after a broker restart."""
+    assert isinstance(consumer, KafkaConsumer)
+    client = await consumer.opened()
+    assert client._fetcher is not None
+    client._fetcher._fetch_task.cancel()
+
+
+async def test_silent_stall_goes_unnoticed_by_the_caller(
+    kafka_server: KafkaServer, prefix: str
+) -> None:
+    """Readers whose client library stopped fetching go on at the same position by themselves."""
+    async with KafkaBroker.open(params(kafka_server)) as broker:
+        topic = await make_topic(broker, prefix + "stall", 2)
+        (first, second) = tps(topic, 2)
+        await publish_all(broker, topic, range(2))
+        async with (
+            broker.partition_consumer([first, second], start="beginning") as reader,
+            broker.group_consumer([topic], prefix + "g") as member,
+        ):
+            reader.pause(second)
+            for consumer in (reader, member):
+                assert numbers(await take(consumer, 2)) == [0, 1]
+                await end_fetching(consumer)
+            await member.commit({first: Committed(offset=2)})
+            await publish_all(broker, topic, range(2, 4))
+            await publish_all(broker, topic, range(10, 12), partition=1)
+            assert numbers(await take(reader, 2)) == [2, 3]
+            assert sorted(numbers(await take(member, 4))) == [2, 3, 10, 11]
+            reader.resume(second)
+            assert numbers(await take(reader, 2)) == [10, 11]
+
+
+async def test_cancelled_publishes_do_not_break_the_order(
+    kafka_server: KafkaServer, prefix: str
+) -> None:
+    """While many publishes are cancelled at random moments, the others keep their order."""
+    async with KafkaBroker.open(params(kafka_server)) as broker:
+        topic = await make_topic(broker, prefix + "churn")
+        tasks = []
+        for index in range(600):
+            # Large enough that batches fill and publishers queue.
+            payload = str(index).encode().zfill(4_000)
+            tasks.append(asyncio.ensure_future(broker.publish(topic, payload)))
+            if index % 50 == 49:
+                await asyncio.sleep(0.002)
+                for victim in tasks[index - 49 : index + 1 : 7]:
+                    victim.cancel()
+        outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+        last = await broker.publish(topic, b"600")
+        async with broker.partition_consumer(tps(topic), start="beginning") as consumer:
+            found = numbers(await take(consumer, last.offset + 1))
+    acknowledged = [index for index, ack in enumerate(outcomes) if isinstance(ack, Ack)]
+    assert len(acknowledged) >= 500
+    assert set(acknowledged) <= set(found)
+    assert found == sorted(set(found))
