@@ -117,6 +117,7 @@ class Known:
             queue_bound=state.queue_bound,
             speed_factor=speed_factor,
             kv_used_tokens=state.kv_used_tokens,
+            head_score=state.head_score,
         )
 
 

@@ -168,6 +168,10 @@ class CallBook:
         """Return the calls in one place, oldest first; stable while calls come and go."""
         return (held for held in list(self._held.values()) if held.place is place)
 
+    def head_score(self) -> float | None:
+        """Return the smallest queue score among the waiting calls, or None."""
+        return min((held.call.queue_score for held in self.at(Place.WAITING)), default=None)
+
     def of_query(self, query_id: str) -> list[HeldCall]:
         """Return the held calls of a query."""
         return [self._held[request_id] for request_id in sorted(self._by_query.get(query_id, ()))]

@@ -73,6 +73,7 @@ class StateReporter:
             num_waiting=book.num_waiting,
             num_running=book.num_running,
             backlog_s=max(0.0, book.backlog_s),
+            head_score=book.head_score(),
             backlog_tokens=book.backlog_tokens,
             kv_used_tokens=self._engine.kv_used_tokens(),
             capacity=life.params.capacity,

@@ -360,6 +360,7 @@ class InstanceState(Message, frozen=True, kw_only=True, tag="instance_state"):
         num_waiting: Calls in the queue.
         num_running: Calls in the engine.
         backlog_s: Sum of t_comp of all calls waiting and running, seconds.
+        head_score: Queue score of the call that waits at the head; None while none waits.
         backlog_tokens: Prompt plus predicted output tokens of the calls waiting, tokens.
         kv_used_tokens: KV cache in use, tokens.
         capacity: Most calls the engine is given at a time.
@@ -379,6 +380,7 @@ class InstanceState(Message, frozen=True, kw_only=True, tag="instance_state"):
     num_waiting: Count = 0
     num_running: Count = 0
     backlog_s: Seconds = 0.0
+    head_score: Finite | None = None
     backlog_tokens: Count = 0
     kv_used_tokens: Count = 0
     capacity: Annotated[int, Meta(ge=1)] = 1

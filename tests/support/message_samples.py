@@ -157,6 +157,7 @@ SAMPLES: tuple[Message, ...] = (
         num_waiting=3,
         num_running=2,
         backlog_s=12.5,
+        head_score=92.5,
         backlog_tokens=4_000,
         kv_used_tokens=2_000,
         capacity=64,
