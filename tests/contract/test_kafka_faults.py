@@ -348,7 +348,7 @@ async def end_fetching(consumer: Consumer) -> None:
 async def test_silent_stall_goes_unnoticed_by_the_caller(
     kafka_server: KafkaServer, prefix: str
 ) -> None:
-    """Readers whose client library stopped fetching go on at the same position by themselves."""
+    """Readers whose client library stopped fetching go on by themselves and miss nothing."""
     async with KafkaBroker.open(params(kafka_server)) as broker:
         topic = await make_topic(broker, prefix + "stall", 2)
         (first, second) = tps(topic, 2)
@@ -365,7 +365,11 @@ async def test_silent_stall_goes_unnoticed_by_the_caller(
             await publish_all(broker, topic, range(2, 4))
             await publish_all(broker, topic, range(10, 12), partition=1)
             assert numbers(await take(reader, 2)) == [2, 3]
-            assert sorted(numbers(await take(member, 4))) == [2, 3, 10, 11]
+            # A group goes on where it committed, so it may see again what it did not commit.
+            seen: set[int] = set()
+            while len(seen) < 4:
+                seen.update(numbers(await take(member, 1)))
+            assert seen == {2, 3, 10, 11}
             reader.resume(second)
             assert numbers(await take(reader, 2)) == [10, 11]
 
