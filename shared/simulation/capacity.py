@@ -162,10 +162,10 @@ def _shared_tokens(queries: Sequence[TraceQuery]) -> Callable[[TraceCall], int]:
 
 def _work(one: _Type, spec: InstanceSpec) -> _Work:
     total = _Work()
-    for call, shared_tokens in one.calls:
-        shared = min(shared_tokens, call.input_tokens - 1) if spec.prefix_caching else 0
-        shared -= shared % spec.block_tokens
-        computed = call.input_tokens - shared
+    for call, used_twice in one.calls:
+        shared = used_twice if spec.prefix_caching else 0
+        cached = min(shared, call.input_tokens - 1)
+        computed = call.input_tokens - (cached - cached % spec.block_tokens)
         chunks = -(-computed // spec.max_batched_tokens)
         steps = call.output_tokens - 1
         reads = steps * call.input_tokens + steps * (steps + 1) / 2
@@ -173,7 +173,7 @@ def _work(one: _Type, spec: InstanceSpec) -> _Work:
         total.steps += steps
         total.chunks += chunks
         total.computed_tokens += computed
-        total.kv_steps += chunks * computed + reads - steps * shared
+        total.kv_steps += chunks * (call.input_tokens - shared) + reads - steps * shared
         total.kv_reads += reads
     return total
 
@@ -236,6 +236,18 @@ def _solve(
     return _capacity(program.maximise_first(), types, list(kinds.values()), pairs)
 
 
+class _SilentSolver(highspy.Highs):
+    """HiGHS without a word on stdout; enabling callbacks is the first thing that prints."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
+    def enableCallbacks(self) -> None:  # noqa: N802 - the library's name
+        """Switch output off first."""
+        self.silent()
+        super().enableCallbacks()  # type: ignore[no-untyped-call]
+
+
 class _Program:
     """A linear program in sparse form; every variable is at least 0."""
 
@@ -284,10 +296,7 @@ class _Program:
         program.row_upper_ = np.array(self._limits + [0.0] * self._num_balances)
         moved = [(num_limits + row, variable, value) for row, variable, value in self._balances]
         self._fill(program.a_matrix_, self._entries + moved, program.num_row_)
-        options = highspy.HighsOptions()
-        options.output_flag = False
-        solver = highspy.Highs()  # type: ignore[no-untyped-call]
-        solver.passOptions(options)
+        solver = _SilentSolver()
         solver.passModel(program)
         solver.run()
         if solver.getModelStatus() != highspy.HighsModelStatus.kOptimal:
