@@ -48,8 +48,8 @@ _CHANNELS: tuple[tuple[str, str, str, tuple[type[Message], ...]], ...] = (
         STAGE_RESULTS,
         "query_id; the partition is the request's reply_to.partition",
         (
-            "At-least-once. The outcome of a call is the record with the lowest offset in its reply "
-            "partition that carries its request_id: take the first, drop later ones."
+            "At-least-once. The outcome of a call is the record with the lowest offset in its "
+            "reply partition that carries its request_id: take the first, drop later ones."
         ),
         (CallOutcome,),
     ),
