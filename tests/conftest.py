@@ -9,15 +9,16 @@ the end of the output says so; where `HEXFLOW_REQUIRE_SERVERS=1` it fails.
 import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import pytest
 
 from tests.support.servers import (
+    NOT_RUN,
     KafkaServer,
     MissingServerError,
     RedisServer,
-    is_required,
+    do_without,
     kafka_for_tests,
     prepare_kafka,
     redis_for_tests,
@@ -29,7 +30,6 @@ KAFKA_FIXTURES = {"kafka_server", "own_kafka", "kafka_factory"}
 REDIS_FIXTURES = {"redis_server", "own_redis"}
 KafkaFactory = Callable[..., KafkaServer]
 LONG_TIMEOUT_S = 300
-NOT_RUN = "not run: "
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -76,12 +76,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
             terminalreporter.write_line(f"  not run: {test}")
 
 
-def _do_without(missing: MissingServerError) -> NoReturn:
-    if is_required():
-        pytest.fail(f"HEXFLOW_REQUIRE_SERVERS is set, and {missing}", pytrace=False)
-    pytest.skip(f"{NOT_RUN}{missing}")
-
-
 @pytest.fixture(scope="session")
 def kafka_server() -> Iterator[KafkaServer]:
     """Return the real Apache Kafka that all tests of this run share."""
@@ -89,7 +83,7 @@ def kafka_server() -> Iterator[KafkaServer]:
         try:
             server = stack.enter_context(kafka_for_tests())
         except MissingServerError as missing:
-            _do_without(missing)
+            do_without(missing)
         yield server
 
 
@@ -100,7 +94,7 @@ def redis_server() -> Iterator[RedisServer]:
         try:
             server = stack.enter_context(redis_for_tests())
         except MissingServerError as missing:
-            _do_without(missing)
+            do_without(missing)
         yield server
 
 
@@ -116,7 +110,7 @@ def kafka_factory(tmp_path: Path) -> Iterator[KafkaFactory]:
         try:
             servers.append(start_kafka(tmp_path / f"kafka-{len(servers)}", **options))
         except MissingServerError as missing:
-            _do_without(missing)
+            do_without(missing)
         return servers[-1]
 
     yield start
@@ -136,6 +130,6 @@ def own_redis(tmp_path: Path) -> Iterator[RedisServer]:
     try:
         server = start_redis(tmp_path / "redis")
     except MissingServerError as missing:
-        _do_without(missing)
+        do_without(missing)
     yield server
     server.stop()

@@ -13,7 +13,10 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NoReturn
 from urllib.parse import urlsplit
+
+import pytest
 
 from shared.adapters.local_kafka import (
     LocalKafka,
@@ -29,6 +32,7 @@ from shared.errors import ConfigError
 KAFKA_VARIABLE = "HEXFLOW_TEST_KAFKA"
 REDIS_VARIABLE = "HEXFLOW_TEST_REDIS"
 REQUIRE_VARIABLE = "HEXFLOW_REQUIRE_SERVERS"
+NOT_RUN = "not run: "
 
 _REPO = Path(__file__).resolve().parents[2]
 
@@ -114,6 +118,13 @@ class RedisServer:
 def is_required(environ: Mapping[str, str] = os.environ) -> bool:
     """Return whether a missing server is a failure rather than a test not run."""
     return environ.get(REQUIRE_VARIABLE, "").lower() not in ("", "0", "false", "no")
+
+
+def do_without(missing: MissingServerError) -> NoReturn:
+    """Leave a test out, or fail it where what is missing is required."""
+    if is_required():
+        pytest.fail(f"HEXFLOW_REQUIRE_SERVERS is set, and {missing}", pytrace=False)
+    pytest.skip(f"{NOT_RUN}{missing}")
 
 
 def cache_dir(environ: Mapping[str, str] = os.environ) -> Path:
