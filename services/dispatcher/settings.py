@@ -22,33 +22,61 @@ class DispatcherSettings(BaseSettings):
     """How a dispatcher behaves; `_s` without another word are wall seconds."""
 
     model_config = SettingsConfigDict(
-        env_prefix="DISPATCHER_", env_nested_delimiter="__", frozen=True, extra="forbid"
+        env_prefix="DISPATCHER_",
+        env_nested_delimiter="__",
+        frozen=True,
+        extra="forbid",
+        use_attribute_docstrings=True,
     )
 
     dispatcher_id: str = Field(default_factory=_unique_id, min_length=1, max_length=120)
+    """Unique per process; host name and random digits unless set."""
     policy: str = DEFAULT_POLICY
+    """Registry name of the scheduling policy."""
     alpha: float = Field(default=0.1, ge=0, le=1)
+    """α until `control` says otherwise."""
     tenant_slo_s: dict[str, PositiveS] = {}
+    """Tenant -> SLO of its queries that name none, mesh seconds."""
     slo_factor: float = Field(default=5.0, gt=0, le=1_000)
+    """SLO of other queries that name none, as a multiple of their isolated time."""
     slo_floor_s: float = Field(default=0.5, ge=0, le=86_400)
+    """Shortest SLO that is granted, mesh seconds."""
     live_s: float = Field(default=5.0, gt=0, le=3_600)
+    """Longest silence of an instance that still gets calls, wall seconds."""
     no_instance_grace_s: float = Field(default=30.0, ge=0, le=86_400)
+    """How long a call waits for an eligible instance, wall seconds."""
     pending_bound: int = Field(default=10_000, ge=0, le=10_000_000)
+    """Most calls that wait here unassigned."""
     pending_bytes: int = Field(default=256 * MIB, ge=MIB)
+    """Most bytes of calls that wait here unassigned."""
     max_in_flight: int = Field(default=1_000, ge=1, le=100_000)
+    """Most unacknowledged records before fetching pauses."""
     max_skew_s: float = Field(default=5.0, ge=0, le=3_600)
+    """How far in the future a claimed query arrival may lie, wall seconds."""
     max_query_age_s: float = Field(default=86_400.0, gt=0)
+    """How old a claimed query arrival may be, mesh seconds."""
     reply_topics: tuple[str, ...] = Field(default=(STAGE_RESULTS,), min_length=1)
+    """Topics, without prefix, that outcomes may be asked for on."""
     remembered_calls: int = Field(default=200_000, ge=1_000, le=10_000_000)
+    """Ended deliveries that are remembered to drop duplicates."""
     remembered_queries: int = Field(default=100_000, ge=1_000, le=10_000_000)
+    """Queries whose arrival and SLO are remembered."""
     fetch_records: int = Field(default=500, ge=1, le=10_000)
+    """Most records per fetch."""
     commit_interval_s: float = Field(default=0.3, gt=0, le=60)
+    """Time between commits while positions move, wall seconds."""
     recommit_s: float = Field(default=3_600.0, gt=0, le=86_400)
+    """Time between commits while they do not, wall seconds; groups' offsets expire."""
     tick_s: float = Field(default=0.5, gt=0, le=60)
+    """Time between checks of what only time changes, wall seconds."""
     revoke_wait_s: float = Field(default=2.0, ge=0, le=60)
+    """How long a partition's move waits for publishes under way, wall seconds."""
     probe_interval_s: float = Field(default=1.0, gt=0, le=60)
+    """Time between recovery probes, wall seconds."""
     dead_after_s: float = Field(default=6.0, gt=0, le=3_600)
+    """Silence, covered by probes, after which an instance is dead, wall seconds."""
     max_attempts: int = Field(default=5, ge=1, le=1_000)
+    """Attempt number from which a call of a dead instance is given up."""
 
     @model_validator(mode="after")
     def _agree(self) -> Self:

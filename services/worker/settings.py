@@ -20,35 +20,65 @@ class WorkerSettings(BaseSettings):
     """Which instance this is and how its worker behaves; `_s` are wall seconds unless noted."""
 
     model_config = SettingsConfigDict(
-        env_prefix="WORKER_", env_nested_delimiter="__", frozen=True, extra="forbid"
+        env_prefix="WORKER_",
+        env_nested_delimiter="__",
+        frozen=True,
+        extra="forbid",
+        use_attribute_docstrings=True,
     )
 
     instance_id: str = Field(pattern=f"^{INSTANCE_ID.pattern}$")
+    """The instance this worker serves; must be in the fleet."""
     engine: Literal["simulated"] = "simulated"
+    """What runs the calls."""
     fleet: str = "hetero-1"
+    """Built-in fleet that describes the instance."""
     fleet_file: Path | None = None
+    """Fleet file (TOML) that describes the instance; wins over the built-in fleet."""
     capacity: int | None = Field(default=None, ge=1, le=100_000)
+    """Most calls the engine is given at a time; unset: the instance's `max_num_seqs`."""
     queue_bound: int = Field(default=10_000, ge=1, le=1_000_000)
+    """Most calls held waiting; at the bound the worker stops reading its topic."""
     queue_bytes: int = Field(default=256 * MIB, ge=MIB)
+    """Most bytes of calls held waiting; likewise."""
     max_attempts: int = Field(default=3, ge=1, le=100)
+    """A failed generation is handed back while its call had fewer attempts."""
     evict_after_s: float = Field(default=3_600.0, ge=0, le=30 * 86_400)
+    """Time after its query's deadline when a call is given up, mesh seconds."""
     stall_floor_s: float = Field(default=600.0, gt=0, le=86_400)
+    """Time without a result before a generation may count as failed, mesh seconds."""
     stall_factor: float = Field(default=30.0, ge=1, le=10_000)
+    """... but never before this multiple of its expected service time."""
     stall_wall_s: WallS = 30.0
+    """... and never before so many wall seconds."""
     failure_threshold: int = Field(default=3, ge=1, le=10_000)
+    """Failed generations in a row from which one call at a time is tried."""
     failure_pause_s: WallS = 0.5
+    """First pause between these tries, wall seconds; each failure doubles it."""
     longest_failure_pause_s: WallS = 15.0
+    """Longest of these pauses, wall seconds."""
     heartbeat_s: Annotated[float, Field(ge=0.05, le=60)] = 1.0
+    """Longest time between two state reports, wall seconds."""
     coalesce_s: Annotated[float, Field(ge=0.001, le=10)] = 0.05
+    """Shortest time between two state reports, wall seconds."""
     commit_s: WallS = 0.5
+    """Time between commits while offsets move, wall seconds."""
     recommit_s: float = Field(default=3_600.0, gt=0, le=86_400)
+    """Time between commits while they do not, wall seconds; groups' offsets expire."""
     heal_s: WallS = 1.0
+    """Time between comparisons of memory and state store, wall seconds."""
     recheck_s: Annotated[float, Field(ge=0.001, le=10)] = 0.25
+    """Time between questions to an engine that had no room, wall seconds."""
     drain_s: float | None = Field(default=None, ge=0, le=3_600)
+    """Time that running calls get on drain, wall seconds; unset: the mesh's, less 2 aborts."""
     linger_s: float = Field(default=0.5, ge=0, le=60)
+    """How long a draining worker still forwards late arrivals, wall seconds."""
     abort_s: WallS = 4.0
+    """Longest time to hand back what a drain or a dead engine cut off, wall seconds."""
     standby_s: WallS = 3.0
+    """Silence of the other life after which a fenced worker begins anew, wall seconds."""
     num_remembered: int = Field(default=50_000, ge=0, le=10_000_000)
+    """Ended calls whose later deliveries are recognised."""
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
