@@ -130,7 +130,7 @@ def caveats(plan: DemoPlan, tallies: Mapping[str, Tally]) -> list[str]:
         f"Broker and dispatch cost each call workload time ({hops} on average): real "
         f"milliseconds count {plan.time_scale:g}-fold here, under each policy alike."
     )
-    lines = [cost, "One seed is an anecdote. Other fleets, loads and policies: see the options."]
+    lines = [cost, "One seed is an anecdote, and round-robin is an easy opponent."]
     late_s = max(tally.latest_arrival_s for tally in tallies.values())
     if late_s > plan.time_scale * 0.5:
         busy = (
@@ -145,6 +145,7 @@ def next_steps() -> str:
     """Return what to try next."""
     return (
         "[bold]What next[/bold]\n"
+        "  hexflow demo --policies hexgen-flow,least-outstanding    a harder opponent\n"
         "  hexflow replay TRACE.json      your own trace through the mesh\n"
         "  hexflow replay --help          other workloads, fleets, policies, loads\n"
         "  hexflow up --rate 0.4          a mesh that stays up, with a live view\n"
@@ -180,8 +181,8 @@ def command(
     policies: Annotated[str, typer.Option(help="Two or more, separated by commas.")] = POLICIES,
     load: Annotated[
         float, typer.Option(help="Arrival rate as a share of the fleet's estimated capacity.")
-    ] = 0.85,
-    queries: Annotated[int, typer.Option(min=1, help="Queries per policy.")] = 160,
+    ] = 0.7,
+    queries: Annotated[int, typer.Option(min=1, help="Queries per policy.")] = 180,
     time_scale: Annotated[
         float, typer.Option(min=0.001, max=1_000, help="Workload seconds per wall second.")
     ] = 12.0,
