@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 
 from services.cli.tally import Tally
 from shared.errors import ConfigError
+from shared.scheduling.attainment import percentile
 
 COLOURS = ("#0b6e99", "#d9730d", "#6b8e23", "#8b4d9f")
 GREY = "#6b6b6b"
@@ -62,18 +63,11 @@ def _steps(values: list[float], total: int) -> tuple[list[float], list[float]]:
 def _draw_times(axes: Axes, name: str, tally: Tally, colour: str) -> None:
     values = [end.latency_s for end in tally.ends if end.completed]
     x, y = _steps(values, tally.queries["submitted"])
-    axes.step(x, y, where="post", color=colour, linewidth=2.0, label=name)
-    if values:
-        p95_s = float(np.percentile(values, 95))
+    p95_s = percentile(values, 95)
+    label = f"{name}: P95 {p95_s:.0f} s" if values else name
+    axes.step(x, y, where="post", color=colour, linewidth=2.0, label=label)
+    if len(values) == tally.queries["submitted"] > 0:
         axes.plot([p95_s], [95.0], "o", color=colour, markersize=6)
-        axes.annotate(
-            f"P95 {p95_s:.0f} s",
-            (p95_s, 95.0),
-            xytext=(6, -12),
-            textcoords="offset points",
-            color=colour,
-            fontsize=9,
-        )
 
 
 def _finish_times(axes: Axes) -> None:

@@ -113,7 +113,7 @@ def comparison_table(runs: Mapping[str, Tally]) -> Table:
         ("P95", [s.p95_s for s in summaries], seconds),
         ("P99", [s.p99_s for s in summaries], seconds),
         ("within SLO", [s.attainment for s in summaries], "{:.1%}".format),
-        ("goodput, queries/s", [s.goodput_qps for s in summaries], "{:.3g}".format),
+        ("goodput, q/s", [s.goodput_qps for s in summaries], "{:.3g}".format),
     ):
         table.add_row(label, *[text(value) for value in values], _ratio(values))
     table.add_section()
@@ -122,7 +122,7 @@ def comparison_table(runs: Mapping[str, Tally]) -> Table:
             float(t.instances[instance].calls) if instance in t.instances else 0.0
             for t in runs.values()
         ]
-        table.add_row(f"calls on {instance}", *[f"{n:,.0f}" for n in counts], _ratio(counts))
+        table.add_row(f"calls, {instance}", *[f"{n:,.0f}" for n in counts], _ratio(counts))
     return table
 
 
