@@ -7,8 +7,10 @@ queue and results.
 import asyncio
 import os
 import secrets
+import tempfile
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
@@ -107,11 +109,12 @@ async def _on_processes(
     topics = settings.topics.model_copy(update={"prefix": prefix})
     own = settings.model_copy(update={"topics": topics})
     params = ProcessesParams(fleet=fast_fleet(), dispatchers=plan.dispatchers, log_level="WARNING")
-    async with open_processes(own, params) as mesh:
-        try:
-            yield mesh, lambda: _cpu_of({**mesh.pids, "producer": os.getpid()})
-        finally:
-            await _delete_topics(mesh, prefix)
+    with tempfile.TemporaryDirectory(prefix="hexflow-bench-") as folder:
+        async with open_processes(own, params, Path(folder)) as mesh:
+            try:
+                yield mesh, lambda: _cpu_of({**mesh.pids, "producer": os.getpid()})
+            finally:
+                await _delete_topics(mesh, prefix)
 
 
 async def _delete_topics(mesh: ProcessMesh, prefix: str) -> None:
