@@ -83,9 +83,10 @@ def import_trace(
         workflow=workflow_attr,
         slo=slo_attr,
     )
-    recording = read_recording(file, input_format, names)
-    _check_strict(recording, strict=strict)
-    imported = assemble(recording, model=model, tolerance_s=tolerance_s, with_prefixes=prefixes)
+    with stderr_console().status(f"reading {file}"):
+        recording = read_recording(file, input_format, names)
+        _check_strict(recording, strict=strict)
+        imported = assemble(recording, model=model, tolerance_s=tolerance_s, with_prefixes=prefixes)
     _write(imported, output)
     if json:
         print_json(as_json(imported.summary))

@@ -113,8 +113,15 @@ def _json_values(text: str, problems: list[Problem], source: str) -> Iterator[tu
             position = newline if newline >= 0 else len(text)
             value = None
         else:
-            yield line, value
+            yield line, _without_half_characters(value, text[start:position])
         line += text.count("\n", start, position)
+
+
+def _without_half_characters(value: Any, raw: str) -> Any:
+    r"""Return a value whose texts can be written again: `"\ud83d"` alone is half a character."""
+    if "\\ud" not in raw.lower():
+        return value
+    return json.loads(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
 
 
 def _skip_blank(text: str, position: int) -> int:
