@@ -24,8 +24,8 @@ class Core(Protocol):
         """Return a field of a record."""
         ...
 
-    def cost_s(self, instance: int) -> float:
-        """Return the expected cost of the call asked about; negative where it cannot run."""
+    def number(self, table: str, index: int) -> float:
+        """Return an entry of a table of numbers."""
         ...
 
     def answer(self, chosen: int, score: float) -> None:
@@ -96,7 +96,7 @@ class PolicyDesk:
         core, fleet = self._core, self._layout.fleet
         views, costs = [], {}
         for place, spec in enumerate(fleet):
-            cost_s = core.cost_s(place)
+            cost_s = core.number("costs_s", place)
             if cost_s < 0.0:
                 continue
             view = dispatcher * len(fleet) + place
@@ -110,7 +110,24 @@ class PolicyDesk:
                     num_waiting=outstanding - running,
                     num_running=running,
                     capacity=core.read("lines", place, "admission"),
+                    kv_used_tokens=self._kv_used_tokens(place),
+                    head_score=self._head_score(place),
                     speed_factor=self._scenario.speed_factors.get(spec.instance_id, 1.0),
                 )
             )
         return views, costs
+
+    def _kv_used_tokens(self, place: int) -> int:
+        def of_engine(field: str) -> int:
+            count: int = self._core.read("engines", place, field)
+            return count
+
+        unused = of_engine("free_blocks") + of_engine("evictable_blocks")
+        return (of_engine("total_blocks") - unused) * of_engine("block_tokens")
+
+    def _head_score(self, place: int) -> float | None:
+        if self._core.read("lines", place, "size") == 0:
+            return None
+        first = self._core.number("line_heap", self._core.read("lines", place, "heap_base"))
+        score: float = self._core.read("calls", int(first), "priority")
+        return score

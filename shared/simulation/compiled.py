@@ -5,12 +5,14 @@ Nothing is written twice: every function is handed to numba as it stands, the sc
 numba's user-wide cache) under a digest of all sources it was made from, so that a change of one
 formula never meets stale code.
 
-Importing this module imports numba (about a second); `simulator` does it when a run is worth it.
+Importing this module imports numba (a fraction of a second), the first run loads the machine code
+or compiles it (some ten seconds, once); `simulator` does it when a run is worth it.
 """
 
 import hashlib
 import inspect
 from collections.abc import Callable, Mapping
+from functools import cache
 from types import FunctionType, ModuleType
 from typing import Any, get_args, get_type_hints
 
@@ -54,7 +56,7 @@ KERNELS: tuple[ModuleType, ...] = (
     rules,
     fleet_kernel,
 )
-_SOURCES: tuple[ModuleType, ...] = (
+SOURCES: tuple[ModuleType, ...] = (
     *KERNELS,
     budget,
     dispatch,
@@ -85,6 +87,7 @@ TABLES = TablesPointer(table_types())
 tables_at = tables_reader(TABLES)
 
 
+@cache
 def register_sources() -> None:
     """Let compiled code call the plain functions of the kernel and of the scheduling formulas."""
     for function in LEAVES:
@@ -98,14 +101,20 @@ def register_sources() -> None:
 def source_digest() -> int:
     """Return a number that changes with any source the machine code depends on."""
     digest = hashlib.blake2b(digest_size=7)
-    for module in _SOURCES:
+    for module in SOURCES:
         digest.update(inspect.getsource(module).encode())
     return int.from_bytes(digest.digest(), "big")
 
 
-def _compile_run(digest: int) -> Callable[[int], int]:
-    """Return the compiled event loop; `digest` becomes part of the key of the disk cache."""
+@cache
+def compiled_run() -> Callable[[int], int]:
+    """Return the compiled event loop, which takes the address of the tables' addresses."""
+    register_sources()
+    return _compile_run(source_digest())
 
+
+def _compile_run(digest: int) -> Callable[[int], int]:
+    # A closure's values are part of the key under which numba keeps machine code on disk.
     def run_at(address: int) -> int:
         if digest == 0:
             return -1
@@ -120,10 +129,6 @@ def _compile_run(digest: int) -> Callable[[int], int]:
     return found
 
 
-register_sources()
-_run_at = _compile_run(source_digest())
-
-
 class CompiledCore:
     """One run in machine code.
 
@@ -134,18 +139,20 @@ class CompiledCore:
     def __init__(self, arrays: Mapping[str, np.ndarray[Any, Any]]) -> None:
         self._arrays = arrays
         self._addresses = addresses_of(arrays)
+        self._run = compiled_run()
 
     def proceed(self) -> int:
         """Run until done or asked, see `run_fleet`."""
-        return _run_at(self._addresses.ctypes.data)
+        return self._run(self._addresses.ctypes.data)
 
     def read(self, table: str, index: int, field: str) -> Any:
         """Return a field of a record."""
         return self._arrays[table][field][index].item()
 
-    def cost_s(self, instance: int) -> float:
-        """Return the expected cost of the call asked about; negative where it cannot run."""
-        return float(self._arrays["costs_s"][instance])
+    def number(self, table: str, index: int) -> float:
+        """Return an entry of a table of numbers."""
+        entry: float = self._arrays[table][index].item()
+        return entry
 
     def answer(self, chosen: int, score: float) -> None:
         """Answer a question about a call."""

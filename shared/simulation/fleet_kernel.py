@@ -5,10 +5,10 @@ timers run (in the order they were set), queries arrive; then every call that wa
 instance is offered to the policy, in the order they became ready; then instances take calls
 from their lines and start iterations.
 
-An instance takes the first call of its line while its engine has admission left and the call
-`fits_now`. A call that only lacks KV memory lets others pass, `MAX_PASSES` times in all and at
-most `LOOK_PAST` such calls at a time; the line is looked at when a call is delivered and when
-a call of the instance brings its first token or ends (when a worker would).
+An instance takes the first call of its line while its engine has admission left and room for
+it (`gate`). A call that only lacks KV memory is looked past where the scenario says so, at most
+`MAX_PASSES` times. The line is looked at when a call is delivered, when a call of the instance
+brings its first token or ends, and when an iteration has admitted a call: when room can appear.
 
 Messages: a call reaches its dispatcher `hop_s` after it is ready, its instance `hop_s` after it is
 assigned, its result the producer `hop_s` after it ends. A dispatcher sees its own assignments at
@@ -30,7 +30,13 @@ from shared.simulation.iteration import (
     sync_segment,
 )
 from shared.simulation.kernel_state import EngineState
-from shared.simulation.rules import ASK_POLICY, choose_instance, line_score, price_call
+from shared.simulation.rules import (
+    ASK_POLICY,
+    choose_instance,
+    line_score,
+    price_call,
+    touch_instance,
+)
 from shared.simulation.tables import Tables
 
 DONE = 0
@@ -41,8 +47,6 @@ AT_DISPATCHER = 1
 AT_INSTANCE = 2
 STAGE_ENDED = 3
 VIEW_CHANGED = 4
-
-LOOK_PAST = 4
 
 
 def run_fleet(tables: Tables) -> int:
@@ -94,7 +98,7 @@ def _end_segment(tables: Tables, run: RunState, instance: int) -> None:
     engine = tables.engines[instance]
     complete_segment(tables, engine)
     tables.wakes_s[instance] = math.inf
-    _touch(tables, run, instance)
+    touch_instance(tables, run, instance)
     if engine.num_events == 0:
         return
     run.has_news = 1
@@ -102,14 +106,6 @@ def _end_segment(tables: Tables, run: RunState, instance: int) -> None:
     for position in range(engine.num_events):
         if tables.events[2 * position + 1] == FINISHED:
             _end_call(tables, run, instance, tables.events[2 * position])
-
-
-def _touch(tables: Tables, run: RunState, instance: int) -> None:
-    line = tables.lines[instance]
-    if line.is_touched == 0:
-        line.is_touched = 1
-        tables.touched[run.num_touched] = instance
-        run.num_touched += 1
 
 
 def _end_call(tables: Tables, run: RunState, instance: int, index: int) -> None:
@@ -327,7 +323,7 @@ def _deliver_call(tables: Tables, run: RunState, index: int) -> None:
     push_call(tables, line.heap_base, line.size, index)
     line.size += 1
     line.has_news = 1
-    _touch(tables, run, plan.instance)
+    touch_instance(tables, run, plan.instance)
 
 
 def _start_touched(tables: Tables, run: RunState) -> None:
@@ -339,16 +335,20 @@ def _start_touched(tables: Tables, run: RunState) -> None:
         line.is_touched = 0
         if line.has_news != 0:
             line.has_news = 0
-            if line.size > 0 and line.inside < line.admission:
-                _feed_engine(tables, run, line, engine)
+            _feed_engine(tables, run, line, engine)
         if engine.iterations == 0:
+            admissions = engine.num_admissions
             start_segment(tables, engine)
+            if engine.num_admissions > admissions:
+                _feed_engine(tables, run, line, engine)
         tables.wakes_s[instance] = engine.end_s
     run.num_touched = 0
 
 
 def _feed_engine(tables: Tables, run: RunState, line: LineState, engine: EngineState) -> None:
     """Move calls from the line into the engine while they fit."""
+    if line.size == 0 or line.inside >= line.admission:
+        return
     sync_segment(tables, engine, run.now_s)
     held = 0
     while line.size > 0 and line.inside < line.admission and has_turn(engine):
@@ -358,7 +358,7 @@ def _feed_engine(tables: Tables, run: RunState, line: LineState, engine: EngineS
         if lacks_memory(tables, engine, tables.calls[index].chain, tokens):
             tables.held[held] = index
             held += 1
-            if held == LOOK_PAST or tables.calls[index].passes >= MAX_PASSES:
+            if held > run.look_past or tables.calls[index].passes >= MAX_PASSES:
                 break
         else:
             enter_engine(tables, engine, index, run.now_s)

@@ -3,7 +3,7 @@
 Like `kernel_state`, these are read and written by the same functions interpreted and compiled.
 """
 
-from shared.simulation.kernel_state import Int, Long, Real
+from shared.simulation.kernel_state import Int, Real
 
 UNASSIGNED = -1
 REFUSED = -2
@@ -18,6 +18,7 @@ class RunState:
         hop_s: Time of one message between services.
         state_delay_s: Age of an instance's state when a dispatcher sees it.
         chosen_score: Queue score given with an external choice.
+        look_past: How many calls that lack memory are looked past at a time.
         num_queries: Queries of the run.
         num_instances: Instances of the fleet.
         num_nodes: Prefix parts per instance.
@@ -51,6 +52,7 @@ class RunState:
         "has_news",
         "hop_s",
         "is_offering",
+        "look_past",
         "next_arrival",
         "now_s",
         "num_dispatchers",
@@ -75,27 +77,28 @@ class RunState:
     hop_s: Real
     state_delay_s: Real
     chosen_score: Real
-    num_queries: Long
-    num_instances: Long
-    num_nodes: Long
-    num_dispatchers: Long
-    choose_rule: Long
-    order_rule: Long
-    next_arrival: Long
-    num_timers: Long
-    free_timer: Long
-    timers_set: Long
-    deliveries: Long
-    pool_size: Long
-    pool_read: Long
-    pool_kept: Long
-    pending_call: Long
-    chosen: Long
-    is_offering: Long
-    has_news: Long
-    num_touched: Long
-    num_ended: Long
-    num_instants: Long
+    look_past: Int
+    num_queries: Int
+    num_instances: Int
+    num_nodes: Int
+    num_dispatchers: Int
+    choose_rule: Int
+    order_rule: Int
+    next_arrival: Int
+    num_timers: Int
+    free_timer: Int
+    timers_set: Int
+    deliveries: Int
+    pool_size: Int
+    pool_read: Int
+    pool_kept: Int
+    pending_call: Int
+    chosen: Int
+    is_offering: Int
+    has_news: Int
+    num_touched: Int
+    num_ended: Int
+    num_instants: Int
 
 
 class QueryState:
@@ -252,17 +255,17 @@ class LineState:
 
     present_since_s: Real
     present_s: Real
-    present: Long
-    heap_base: Long
-    size: Long
-    inside: Long
-    admission: Long
-    limit_tokens: Long
-    tie_key: Long
-    num_calls: Long
-    caches: Long
-    has_news: Long
-    is_touched: Long
+    present: Int
+    heap_base: Int
+    size: Int
+    inside: Int
+    admission: Int
+    limit_tokens: Int
+    tie_key: Int
+    num_calls: Int
+    caches: Int
+    has_news: Int
+    is_touched: Int
 
 
 class ViewState:
@@ -276,7 +279,7 @@ class ViewState:
     __slots__ = ("backlog_s", "outstanding")
 
     backlog_s: Real
-    outstanding: Long
+    outstanding: Int
 
 
 class TimerState:
@@ -295,7 +298,7 @@ class TimerState:
     __slots__ = ("at_s", "count", "except_dispatcher", "index", "kind", "next", "order")
 
     at_s: Real
-    order: Long
+    order: Int
     kind: Int
     index: Int
     count: Int

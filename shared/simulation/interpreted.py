@@ -40,9 +40,10 @@ class InterpretedCore:
         """Return a field of a record."""
         return getattr(getattr(self._tables, table)[index], field)
 
-    def cost_s(self, instance: int) -> float:
-        """Return the expected cost of the call asked about; negative where it cannot run."""
-        return self._tables.costs_s[instance]
+    def number(self, table: str, index: int) -> float:
+        """Return an entry of a table of numbers."""
+        entry: float = getattr(self._tables, table)[index]
+        return entry
 
     def answer(self, chosen: int, score: float) -> None:
         """Answer a question about a call."""

@@ -12,8 +12,7 @@ from typing import Annotated, Any, get_args, get_type_hints
 
 import numpy as np
 
-Int = Annotated[int, "i4"]
-Long = Annotated[int, "i8"]
+Int = Annotated[int, "i8"]
 Real = Annotated[float, "f8"]
 
 NOWHERE = 0
@@ -74,9 +73,9 @@ class CallState:
     started_s: Real
     first_token_s: Real
     end_s: Real
-    finish_step: Long
-    order: Long
-    admitted: Long
+    finish_step: Int
+    order: Int
+    admitted: Int
     input_tokens: Int
     output_tokens: Int
     place: Int
@@ -221,32 +220,32 @@ class EngineState:
     quadratic_s: Real
     end_s: Real
     busy_s: Real
-    max_num_seqs: Long
-    max_batched_tokens: Long
-    block_tokens: Long
-    total_blocks: Long
-    free_blocks: Long
-    evictable_blocks: Long
-    lru_head: Long
-    lru_tail: Long
-    residue_base: Long
-    decode_head: Long
-    decode_tail: Long
-    num_decode: Long
-    kv_tokens: Long
-    step: Long
-    prefill_head: Long
-    prefill_tail: Long
-    num_prefill: Long
-    wait_head: Long
-    wait_tail: Long
-    num_waiting: Long
-    waiting_tokens: Long
-    waiting_blocks: Long
-    num_admissions: Long
-    num_preemptions: Long
-    iterations: Long
-    num_events: Long
+    max_num_seqs: Int
+    max_batched_tokens: Int
+    block_tokens: Int
+    total_blocks: Int
+    free_blocks: Int
+    evictable_blocks: Int
+    lru_head: Int
+    lru_tail: Int
+    residue_base: Int
+    decode_head: Int
+    decode_tail: Int
+    num_decode: Int
+    kv_tokens: Int
+    step: Int
+    prefill_head: Int
+    prefill_tail: Int
+    num_prefill: Int
+    wait_head: Int
+    wait_tail: Int
+    num_waiting: Int
+    waiting_tokens: Int
+    waiting_blocks: Int
+    num_admissions: Int
+    num_preemptions: Int
+    iterations: Int
+    num_events: Int
 
 
 @cache

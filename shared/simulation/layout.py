@@ -14,7 +14,6 @@ from shared.errors import ConfigError
 from shared.scheduling.dispatch import text_key
 from shared.scheduling.profiles import FleetTimes
 from shared.simulation.engine_states import new_engine_state
-from shared.simulation.fleet_kernel import LOOK_PAST
 from shared.simulation.fleet_state import (
     UNASSIGNED,
     LineState,
@@ -50,6 +49,7 @@ class Layout:
     Attributes:
         scenario: What was laid out.
         fleet: The instances in the order of their ids: the order of every per-instance table.
+        place_of: Place in `fleet` of every instance of the scenario, in the scenario's order.
         arrays: Table name -> records at the start of a run; `tables_for` copies them.
         query_of_call: Query index of every call.
         stage_of_call: Stage index within its query of every call.
@@ -59,6 +59,7 @@ class Layout:
         check_scenario(scenario)
         self.scenario = scenario
         self.fleet = tuple(sorted(scenario.fleet, key=lambda spec: spec.instance_id))
+        self.place_of = [self.fleet.index(spec) for spec in scenario.fleet]
         self._chains = ChainTree()
         models = sorted(_models_of(scenario.queries))
         self._model_index = {model: index for index, model in enumerate(models)}
@@ -71,21 +72,27 @@ class Layout:
         self._times = {model: self._fleet_times(model) for model in models}
         self.arrays = self._workload_tables() | self._fleet_tables(models)
 
-    def tables_for(self, scenario: Scenario, choose_rule: int, order_rule: int) -> Arrays:
+    def tables_for(
+        self, scenario: Scenario, choose_rule: int, order_rule: int, *, is_last: bool = False
+    ) -> Arrays:
         """Return fresh tables for one run.
 
         Args:
             scenario: Like the one laid out, but for α and the mesh's settings.
             choose_rule: How instances are chosen, see `rules`.
             order_rule: How lines are ordered, see `rules`.
+            is_last: Whether this layout is not needed again, so that nothing is copied.
         """
-        arrays = {name: array.copy() for name, array in self.arrays.items()}
+        arrays = self.arrays
+        if not is_last:
+            arrays = {name: array.copy() for name, array in arrays.items()}
         num_calls, num_instances = len(arrays["calls"]), len(self.fleet)
         num_timers = _timers_needed(scenario, len(arrays["stages"]), num_calls)
         arrays["runs"] = run = np.zeros(1, dtype_of(RunState))
         run["alpha"] = scenario.alpha
         run["hop_s"] = scenario.hop_s
         run["state_delay_s"] = scenario.state_delay_s
+        run["look_past"] = scenario.look_past
         run["num_queries"] = len(arrays["queries"])
         run["num_instances"] = num_instances
         run["num_nodes"] = self._chains.size
@@ -101,6 +108,7 @@ class Layout:
         timers["next"] = np.arange(1, num_timers + 1)
         arrays["timer_heap"] = np.empty(num_timers, np.int64)
         arrays["line_heap"] = np.empty(num_instances * num_calls, np.int64)
+        arrays["held"] = np.zeros(scenario.look_past + 1, np.int64)
         arrays["pool"] = np.empty(num_calls, np.int64)
         return arrays
 
@@ -198,7 +206,6 @@ class Layout:
             "wakes_s": np.full(len(fleet), np.inf),
             "costs_s": np.zeros(len(fleet)),
             "touched": np.zeros(len(fleet), np.int64),
-            "held": np.zeros(LOOK_PAST, np.int64),
         }
 
 

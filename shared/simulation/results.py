@@ -19,7 +19,7 @@ class RunResult:
     Attributes:
         policy: Registry name of the policy.
         alpha: α of the run.
-        fleet: The instances; `call_instance` counts in this order.
+        fleet: The instances in the scenario's order; all that is per instance is in this order.
         arrival_s: shape (queries,).
         end_s: When each query ended (NaN: never), shape (queries,).
         slo_s: shape (queries,).
@@ -50,6 +50,7 @@ class RunResult:
         policy: str,
         alpha: float,
         fleet: tuple[InstanceSpec, ...],
+        place_of: list[int],
         tables: dict[str, np.ndarray[Any, Any]],
         query_of_call: Ints,
         stage_of_call: Ints,
@@ -64,7 +65,10 @@ class RunResult:
         self.is_completed = np.isfinite(self.end_s) & (queries["is_failed"] == 0)
         self.call_query = query_of_call
         self.call_stage = stage_of_call
-        self.call_instance: Ints = plans["instance"].astype(np.int64)
+        index_at = np.empty(len(fleet), np.int64)
+        index_at[place_of] = np.arange(len(fleet))
+        places = plans["instance"].astype(np.int64)
+        self.call_instance: Ints = np.where(places >= 0, index_at[np.maximum(places, 0)], places)
         self.ready_s: Floats = tables["stages"]["ready_s"][plans["stage"]]
         self.dispatched_s: Floats = plans["assigned_s"].copy()
         self.delivered_s: Floats = self.dispatched_s + tables["runs"]["hop_s"][0]
@@ -75,10 +79,10 @@ class RunResult:
         self.input_tokens: Ints = calls["input_tokens"].astype(np.int64)
         self.output_tokens: Ints = calls["output_tokens"].astype(np.int64)
         self.cached_tokens: Ints = calls["cached_tokens"].astype(np.int64)
-        self.busy_s: Floats = tables["engines"]["busy_s"].copy()
-        self.num_calls: Ints = tables["lines"]["num_calls"].copy()
-        self.num_preemptions: Ints = tables["engines"]["num_preemptions"].copy()
-        self.present_s: Floats = tables["lines"]["present_s"].copy()
+        self.busy_s: Floats = tables["engines"]["busy_s"][place_of]
+        self.num_calls: Ints = tables["lines"]["num_calls"][place_of]
+        self.num_preemptions: Ints = tables["engines"]["num_preemptions"][place_of]
+        self.present_s: Floats = tables["lines"]["present_s"][place_of]
         self.num_instants = int(tables["runs"]["num_instants"][0])
 
     @property

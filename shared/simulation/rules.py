@@ -8,7 +8,8 @@ entry in `COMPILED_RULES` is asked through `shared.scheduling.policy.Policy` for
 from shared.scheduling.dispatch import beta_s2, floored_queue_s, flow_score, tie_order
 from shared.scheduling.latency import decode_s, prefill_s
 from shared.scheduling.urgency import latest_start_s
-from shared.simulation.fleet_state import UNASSIGNED, LineState, PlanState, RunState
+from shared.simulation.fleet_state import UNASSIGNED, PlanState, RunState
+from shared.simulation.iteration import sync_segment
 from shared.simulation.kernel_state import CallState, EngineState
 from shared.simulation.tables import Tables
 
@@ -42,7 +43,11 @@ def price_call(tables: Tables, run: RunState, index: int) -> int:
             continue
         eligible += 1
         engine = tables.engines[instance]
-        cached = expected_cached_tokens(tables, run, line, engine, plan, call, instance)
+        cached = 0
+        if plan.chain >= 0 and line.caches != 0:
+            _settle_evictions(tables, run, engine, instance)
+            chain = instance * run.num_nodes + plan.chain
+            cached = expected_cached_tokens(tables, engine, chain, call.input_tokens)
         tables.costs_s[instance] = t_comp_s(engine, call, plan, cached)
     return eligible
 
@@ -68,22 +73,14 @@ def t_comp_s(engine: EngineState, call: CallState, plan: PlanState, cached_token
 
 
 def expected_cached_tokens(
-    tables: Tables,
-    run: RunState,
-    line: LineState,
-    engine: EngineState,
-    plan: PlanState,
-    call: CallState,
-    instance: int,
+    tables: Tables, engine: EngineState, chain: int, input_tokens: int
 ) -> int:
     """Return how many prompt tokens are expected in an instance's cache.
 
     Counted are parts that are in its memory, and parts of calls bound to it.
     """
-    if plan.chain < 0 or line.caches == 0:
-        return 0
     held = 0
-    index = instance * run.num_nodes + plan.chain
+    index = chain
     while index >= 0:
         node = tables.nodes[index]
         if node.bound > 0:
@@ -93,8 +90,27 @@ def expected_cached_tokens(
             held = node.end_blocks - node.own_blocks + node.resident_blocks
             break
         index = node.parent
-    most = (call.input_tokens - 1) // engine.block_tokens
+    most = (input_tokens - 1) // engine.block_tokens
     return min(held, most) * engine.block_tokens
+
+
+def _settle_evictions(tables: Tables, run: RunState, engine: EngineState, instance: int) -> None:
+    """Bring the cache up to the present where the segment in flight may have evicted from it."""
+    if engine.iterations > 1:
+        most = (engine.iterations // engine.block_tokens + 1) * engine.num_decode
+        if most > engine.free_blocks:
+            sync_segment(tables, engine, run.now_s)
+            if engine.iterations == 0:
+                touch_instance(tables, run, instance)
+
+
+def touch_instance(tables: Tables, run: RunState, instance: int) -> None:
+    """Have an instance looked at when everything of this instant has happened."""
+    line = tables.lines[instance]
+    if line.is_touched == 0:
+        line.is_touched = 1
+        tables.touched[run.num_touched] = instance
+        run.num_touched += 1
 
 
 def choose_instance(tables: Tables, run: RunState, index: int) -> int:

@@ -10,8 +10,10 @@ from shared.domain.profile import WorkflowShape
 from shared.domain.trace import TraceQuery
 from shared.errors import ConfigError
 from shared.scheduling.policies import REGISTRY
+from shared.simulation.engine_states import check_spec
 
 MAX_DISPATCHERS = 1_024
+MAX_LOOK_PAST = 64
 
 
 class Scenario(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,6 +30,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
         state_delay_s: Age of an instance's state when a dispatcher sees it, seconds.
         hop_s: Time of one message between producer, dispatcher and instance, seconds.
         admission: Most calls an engine is given at a time; None means its `max_num_seqs`.
+        look_past: How many calls that lack KV memory an instance looks past to find one that
+            fits; 0, as the live worker does: the most urgent call blocks those behind it.
         speed_factors: instance_id -> real time divided by the latency model's (1 by default);
             it holds for the simulated instance and for what policies expect of it.
     """
@@ -42,6 +46,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     state_delay_s: float = 0.0
     hop_s: float = 0.0
     admission: int | None = None
+    look_past: int = 0
     speed_factors: Mapping[str, float] = {}
 
 
@@ -61,6 +66,7 @@ def check_scenario(scenario: Scenario) -> None:
         ),
         "state_delay_s is no duration": not _is_duration(scenario.state_delay_s),
         "hop_s is no duration": not _is_duration(scenario.hop_s),
+        f"look_past is outside 0..{MAX_LOOK_PAST}": not 0 <= scenario.look_past <= MAX_LOOK_PAST,
         "admission is below 1": scenario.admission is not None and scenario.admission < 1,
         "the fleet is empty": not scenario.fleet,
         "two instances of the fleet have the same id": (
@@ -71,6 +77,8 @@ def check_scenario(scenario: Scenario) -> None:
     for fault, is_present in faults.items():
         if is_present:
             raise ConfigError(fault)
+    for spec in scenario.fleet:
+        check_spec(spec)
     for instance_id, factor in scenario.speed_factors.items():
         if not (math.isfinite(factor) and factor > 0.0):
             msg = f"speed factor {factor} of instance {instance_id} is not above 0"

@@ -79,14 +79,20 @@ def sweep(
     layout = Layout(scenarios[0])
     num_calls = len(layout.query_of_call) * len(scenarios)
     is_compiled = core == "compiled" or (core == "auto" and num_calls >= CALLS_WORTH_COMPILING)
-    return [_run(layout, scenario, is_compiled, ask_policy) for scenario in scenarios]
+    last = len(scenarios) - 1
+    return [
+        _run(layout, scenario, is_compiled, ask_policy, is_last=index == last)
+        for index, scenario in enumerate(scenarios)
+    ]
 
 
-def _run(layout: Layout, scenario: Scenario, is_compiled: bool, ask_policy: bool) -> RunResult:
+def _run(
+    layout: Layout, scenario: Scenario, is_compiled: bool, ask_policy: bool, *, is_last: bool
+) -> RunResult:
     choose_rule, order_rule = (
         _ASKING_RULES if ask_policy else COMPILED_RULES.get(scenario.policy, _ASKING_RULES)
     )
-    tables = layout.tables_for(scenario, choose_rule, order_rule)
+    tables = layout.tables_for(scenario, choose_rule, order_rule, is_last=is_last)
     core = _core(tables, is_compiled)
     desk = PolicyDesk(layout, scenario, core) if choose_rule == ASK_POLICY else None
     while core.proceed() == ASKS:
@@ -95,7 +101,8 @@ def _run(layout: Layout, scenario: Scenario, is_compiled: bool, ask_policy: bool
     return RunResult(
         policy=scenario.policy,
         alpha=scenario.alpha,
-        fleet=layout.fleet,
+        fleet=scenario.fleet,
+        place_of=layout.place_of,
         tables=tables,
         query_of_call=layout.query_of_call,
         stage_of_call=layout.stage_of_call,

@@ -4,7 +4,6 @@ import math
 from dataclasses import dataclass, field
 
 MAX_PASSES = 16
-LOOK_PAST = 4
 
 
 @dataclass
@@ -82,6 +81,7 @@ class Instance:
         limit: int,
         caches: bool,
         admission: int,
+        look_past: int,
         tie_key: int,
     ) -> None:
         self.number = number
@@ -94,6 +94,7 @@ class Instance:
         self.limit = limit
         self.caches = caches
         self.admission = admission
+        self.look_past = look_past
         self.tie_key = tie_key
         self.line: list[Call] = []
         self.waiting: list[Call] = []
@@ -324,7 +325,7 @@ class Instance:
             promised = sum(self.blocks_for(c.target()) for c in self.waiting)
             if self.lacking(call, tokens, grown=in_flight) + promised > 0:
                 held.append(call)
-                if len(held) == LOOK_PAST or call.passes >= MAX_PASSES:
+                if len(held) > self.look_past or call.passes >= MAX_PASSES:
                     break
                 continue
             self.enter(call)

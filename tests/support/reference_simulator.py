@@ -114,7 +114,10 @@ class Fleet:
             if number in self.news:
                 instance.feed(in_flight=instance.end != math.inf)
             if instance.end == math.inf:
+                admissions = instance.num_admissions
                 instance.start(self.now)
+                if instance.num_admissions > admissions:
+                    instance.feed(in_flight=True)
 
     def touch(self, instance: Instance) -> None:
         """Remember that an instance's state changed at this instant."""

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from shared.domain.instance import InstanceSpec, LatencyModel
 from shared.domain.profile import StageEstimate, WorkflowShape
 from shared.domain.trace import PrefixPart, TraceCall, TraceQuery, TraceStage
+from shared.simulation.compiled import CompiledCore
 from shared.simulation.interpreted import InterpretedCore
 from shared.simulation.layout import Layout
 from shared.simulation.rules import COMPILED_RULES
@@ -121,6 +122,7 @@ def scenarios(draw: st.DrawFn) -> Scenario:
         state_delay_s=draw(st.one_of(st.just(0.0), ticks(100))),
         hop_s=draw(st.one_of(st.just(0.0), ticks(20))),
         admission=draw(st.one_of(st.none(), st.integers(1, 3))),
+        look_past=draw(st.integers(0, 3)),
     )
 
 
@@ -134,6 +136,13 @@ def run_fast(scenario: Scenario) -> dict[str, Any]:
     """Run interpreted; returns the tables as the run left them."""
     _, tables = lay_out(scenario)
     assert InterpretedCore(tables).proceed() == 0
+    return tables
+
+
+def run_compiled(scenario: Scenario) -> dict[str, Any]:
+    """Run compiled; returns the tables as the run left them."""
+    _, tables = lay_out(scenario)
+    assert CompiledCore(tables).proceed() == 0
     return tables
 
 
@@ -224,6 +233,7 @@ def _instance(number: int, spec: InstanceSpec, scenario: Scenario, tie_key: int)
         limit=min(spec.max_context_tokens, blocks * spec.block_tokens + 1),
         caches=spec.prefix_caching,
         admission=spec.max_num_seqs if scenario.admission is None else scenario.admission,
+        look_past=scenario.look_past,
         tie_key=tie_key,
     )
 
