@@ -9,10 +9,21 @@ from typing import Any, TypeGuard, TypeVar
 import msgpack
 import msgspec
 
-from shared.contracts.messages import ALL_MESSAGES, Message, ReplyTo
+from shared.contracts.messages import (
+    ALL_MESSAGES,
+    BoundCall,
+    CallOutcome,
+    Message,
+    ReplyTo,
+    StageRequest,
+)
 from shared.errors import ContractError, FutureVersion
 
 CONTENT_TYPE = "application/msgpack"
+MAX_NESTING = 64
+"""Most levels of maps and lists in a free-form field: encoding recurses once per level."""
+_CONTAINERS = frozenset({dict, list})
+_EXTENSIONS = frozenset({msgpack.ExtType, msgpack.Timestamp})
 
 M = TypeVar("M", bound=Message)
 
@@ -80,6 +91,36 @@ def _readable_request_id(fields: dict[str, Any]) -> str | None:
     return None
 
 
+def _free_form(message: Message) -> list[Any]:
+    """Return the fields whose content the contract leaves to producers and engines."""
+    if isinstance(message, BoundCall):
+        message = message.request
+    if isinstance(message, StageRequest):
+        return [message.sampling, message.extra, *(message.messages or ())]
+    if isinstance(message, CallOutcome) and message.message is not None:
+        return [message.message]
+    return []
+
+
+def _what_cannot_travel(message: Message) -> str:
+    """Return why a message could not be encoded again, or an empty text.
+
+    The mesh writes free-form fields again as it read them: what would fail then is refused here.
+    """
+    level = [value for value in _free_form(message) if value]
+    depth = 0
+    while level:
+        depth += 1
+        if depth > MAX_NESTING:
+            return f"nested deeper than {MAX_NESTING} levels"
+        inner = [v for one in level for v in (one.values() if type(one) is dict else one)]
+        kinds = set(map(type, inner))
+        if kinds & _EXTENSIONS:
+            return "MessagePack extension types (timestamps too) are not part of the contract"
+        level = [v for v in inner if type(v) in _CONTAINERS] if kinds & _CONTAINERS else []
+    return ""
+
+
 def decode_any(raw: bytes, *allowed: type[M]) -> M:
     """Return the message in `raw`, which must be of one of the allowed classes.
 
@@ -104,9 +145,13 @@ def decode_any(raw: bytes, *allowed: type[M]) -> M:
         msg = f"version {version}; this release reads up to {cls.CURRENT_VERSION}"
         raise FutureVersion(msg, request_id=request_id)
     try:
-        return msgspec.convert(fields, cls)
+        message = msgspec.convert(fields, cls)
     except (msgspec.ValidationError, RecursionError) as exc:
         raise ContractError(str(exc), request_id=request_id) from exc
+    wrong = _what_cannot_travel(message)
+    if wrong:
+        raise ContractError(wrong, request_id=request_id)
+    return message
 
 
 def decode(raw: bytes, cls: type[M]) -> M:

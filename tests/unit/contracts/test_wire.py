@@ -10,9 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.contracts.codec import decode, decode_any, encode, headers_for, mint_request_id
+from shared.contracts.codec import (
+    MAX_NESTING,
+    decode,
+    decode_any,
+    encode,
+    headers_for,
+    mint_request_id,
+)
 from shared.contracts.messages import (
     ALL_MESSAGES,
+    BoundCall,
     CallOutcome,
     CancelQuery,
     Message,
@@ -119,6 +127,47 @@ def test_bytes_that_are_no_message_raise_one_error(raw: bytes):
     """Whatever the bytes, the only error is ContractError."""
     with pytest.raises(ContractError):
         decode(raw, StageRequest)
+
+
+def _nested(levels: int) -> bytes:
+    """Return a packed value of that many lists inside each other."""
+    return b"\x91" * (levels - 1) + b"\x90"
+
+
+def _call_with(name: str, packed: bytes) -> bytes:
+    """Return the sample call with one free-form field whose member `a` is the packed value."""
+    fields = {**msgpack.unpackb(encode(REQUEST)), name: None}
+    member = b"\x81" + msgpack.packb("a") + packed
+    value = b"\x91" + member if name == "messages" else member
+    key = msgpack.packb(name)
+    return bytes(msgpack.packb(fields).replace(key + b"\xc0", key + value))
+
+
+@pytest.mark.parametrize("field", ["extra", "sampling", "messages"])
+@pytest.mark.parametrize(
+    "packed",
+    [
+        msgpack.packb(msgpack.Timestamp(1, 2)),
+        msgpack.packb([msgpack.ExtType(5, b"x")]),
+        _nested(MAX_NESTING),
+        _nested(600),
+        _nested(1_000),
+    ],
+    ids=["timestamp", "extension", "deep", "deeper", "deepest"],
+)
+def test_free_form_fields_that_could_not_be_written_again_are_refused(field: str, packed: bytes):
+    """A call that decodes can be encoded: what breaks the encoder is a contract error here."""
+    with pytest.raises(ContractError) as caught:
+        decode(_call_with(field, packed), StageRequest)
+    assert caught.value.request_id == REQUEST.request_id
+
+
+def test_the_deepest_call_accepted_travels_on_inside_a_bound_call():
+    """The bound on nesting counts from the free-form field, so no later message is refused."""
+    request = decode(_call_with("extra", _nested(MAX_NESTING - 1)), StageRequest)
+    (bound,) = [sample for sample in SAMPLES if isinstance(sample, BoundCall)]
+    wrapped = msgspec.structs.replace(bound, request=request)
+    assert decode(encode(wrapped), BoundCall) == wrapped
 
 
 @given(st.binary(max_size=300))
