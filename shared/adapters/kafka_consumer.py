@@ -26,6 +26,7 @@ from shared.adapters.kafka_admin import KafkaAdmin
 from shared.adapters.kafka_ending import cancel_all, ends_well
 from shared.adapters.kafka_errors import translate, translated
 from shared.adapters.kafka_params import KafkaParams
+from shared.adapters.kafka_records import readable_headers
 from shared.errors import BrokerUnavailable, ConfigError, StaleAssignment
 from shared.ports import Committed, Record, TopicPartition
 
@@ -58,7 +59,7 @@ def _record(tp: TopicPartition, record: ForeignRecord) -> Record:
         append_unix_s=record.timestamp / 1000,
         key=record.key,
         value=record.value,
-        headers=tuple(record.headers),
+        headers=readable_headers(record.headers),
     )
 
 
