@@ -1,7 +1,8 @@
 """Asks a policy that is not compiled for every call of a run.
 
 The policy sees what it sees live: predictions, and views of the instances as its dispatcher
-believes them to be. Each dispatcher has a policy object of its own.
+believes them to be; an engine's memory is seen as of its last change of batch. Each dispatcher has
+a policy object of its own.
 """
 
 from typing import Any, Protocol

@@ -60,30 +60,49 @@ def sweep_alpha(
 def sweep(
     scenarios: Sequence[Scenario], *, core: CoreName = "auto", ask_policy: bool = False
 ) -> list[RunResult]:
-    """Run scenarios that differ only in policy, α, dispatchers, delays.
+    """Run scenarios one after the other.
 
-    The workload is laid out once, from the first scenario.
+    Neighbours that differ only in policy, α, dispatchers, delays or looking past share the work
+    of laying the workload out.
 
     Args:
-        scenarios: The runs; same queries, fleet, shapes, oracle, admission and speed factors.
+        scenarios: The runs.
         core: See `simulate`.
         ask_policy: See `simulate`.
 
     Raises:
         ConfigError: A scenario makes no run; names the place.
     """
-    if not scenarios:
-        return []
-    for scenario in scenarios:
-        check_scenario(scenario)
-    layout = Layout(scenarios[0])
-    num_calls = len(layout.query_of_call) * len(scenarios)
+    num_calls = sum(query.num_calls for scenario in scenarios for query in scenario.queries)
     is_compiled = core == "compiled" or (core == "auto" and num_calls >= CALLS_WORTH_COMPILING)
-    last = len(scenarios) - 1
-    return [
-        _run(layout, scenario, is_compiled, ask_policy, is_last=index == last)
-        for index, scenario in enumerate(scenarios)
-    ]
+    results = []
+    layout: Layout | None = None
+    for index, scenario in enumerate(scenarios):
+        layout = layout or Layout(scenario)
+        check_scenario(scenario)
+        following = scenarios[index + 1 : index + 2]
+        is_last = not (following and _share_layout(scenario, following[0]))
+        results.append(_run(layout, scenario, is_compiled, ask_policy, is_last=is_last))
+        layout = None if is_last else layout
+    return results
+
+
+def warm_up() -> None:
+    """Load the compiled core, compiling it first where this machine has not done so yet."""
+    from shared.simulation.compiled import compiled_run  # noqa: PLC0415 - imports numba
+
+    compiled_run()
+
+
+def _share_layout(one: Scenario, other: Scenario) -> bool:
+    return (
+        one.queries is other.queries
+        and one.fleet == other.fleet
+        and one.shapes == other.shapes
+        and one.oracle == other.oracle
+        and one.admission == other.admission
+        and one.speed_factors == other.speed_factors
+    )
 
 
 def _run(

@@ -82,6 +82,14 @@ def test_sweep_gives_what_single_runs_give(busy: Scenario) -> None:
     assert sweep([]) == []
 
 
+def test_sweep_lays_out_anew_what_differs(busy: Scenario) -> None:
+    """Scenarios of a sweep may differ in anything."""
+    few = replace(busy, queries=busy.queries[:5])
+    scenarios = [busy, replace(busy, admission=2), few, replace(few, oracle=True), few]
+    swept = sweep(scenarios)
+    assert [run.to_bytes() for run in swept] == [simulate(s).to_bytes() for s in scenarios]
+
+
 def test_fleet_order_is_the_callers() -> None:
     """Results per instance come in the order in which the fleet was given."""
     fast, slow = make_spec("z-fast"), make_spec("a-slow", kv_tokens=4_000)
