@@ -11,14 +11,12 @@ import msgspec
 from services.dispatcher.call_book import OpenCall
 from services.dispatcher.intake import Refusal
 from shared.contracts.codec import ReturnAddress, encode
-from shared.contracts.messages import CallOutcome, CallTimes, OutcomeKind
+from shared.contracts.messages import MAX_DETAIL, CallOutcome, CallTimes, OutcomeKind
 from shared.contracts.topics import Topics
 from shared.errors import InvalidCall, UnknownTopic
 from shared.ports import Clock, Record
 from shared.runtime.metrics import Metrics
 from shared.runtime.publishing import DeadLetters, Publisher
-
-MAX_DETAIL = 500
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,9 +100,8 @@ class Answers:
             await self._dead_letters.bury(record, refusal.error)
         if refusal.address is None:
             return
-        verdict = Verdict(
-            kind="rejected", reason=refusal.error.reason, detail=str(refusal.error)[:MAX_DETAIL]
-        )
+        error = refusal.error
+        verdict = Verdict(kind="rejected", reason=error.reason, detail=str(error))
         try:
             outcome = self._outcome(refusal.address, verdict)
             await self._publish(refusal.address, outcome, traceparent)
@@ -118,7 +115,7 @@ class Answers:
             query_id=address.query_id,
             kind=verdict.kind,
             reason=verdict.reason,
-            detail=verdict.detail,
+            detail=verdict.detail[:MAX_DETAIL],
             attempt=address.attempt,
         )
 

@@ -143,7 +143,7 @@ class Handoff:
             self._wait_again(binding)
         except TooLarge as exc:
             binding.own.release(call.key)
-            verdict = Verdict(kind="rejected", reason=exc.reason, detail=str(exc)[:500])
+            verdict = Verdict(kind="rejected", reason=exc.reason, detail=str(exc))
             await self._end(call, verdict)
         else:
             self._handed_on(binding, bound, ack)

@@ -18,6 +18,7 @@ from services.dispatcher.intake import traceparent
 from services.dispatcher.params import DispatcherParams
 from shared.contracts.codec import decode, return_address
 from shared.contracts.messages import (
+    MAX_DETAIL,
     BoundCall,
     CallOutcome,
     CallTimes,
@@ -227,7 +228,7 @@ class Rescue:
             query_id=address.query_id,
             kind="rejected",
             reason=error.reason,
-            detail=str(error)[:500],
+            detail=str(error)[:MAX_DETAIL],
             attempt=address.attempt,
             instance_id=self._state.instance_id,
         )

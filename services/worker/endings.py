@@ -164,6 +164,8 @@ class Endings:
     async def _send(self, event: LatencyEvent) -> None:
         try:
             await self._publisher.until_taken(LATENCY_EVENTS, event, key=event.query_id)
+        except TooLarge as exc:  # its parents or prefixes; the tuner can do without
+            log.warning("latency_event_dropped", request_id=event.request_id, error=str(exc))
         finally:
             self._events.task_done()
 

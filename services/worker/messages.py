@@ -5,6 +5,7 @@ import msgspec
 from services.worker.calls import HeldCall
 from shared.contracts.codec import ReturnAddress
 from shared.contracts.messages import (
+    MAX_DETAIL,
     CallOutcome,
     CallTimes,
     LatencyEvent,
@@ -48,7 +49,7 @@ def outcome_of(held: HeldCall, verdict: Verdict, instance_id: str) -> CallOutcom
         query_id=held.query_id,
         kind=verdict.kind,
         reason=verdict.reason,
-        detail=verdict.detail,
+        detail=verdict.detail[:MAX_DETAIL],
         attempt=held.attempt,
         instance_id=instance_id,
         times=times_of(held),
@@ -87,7 +88,7 @@ def refusal_of(address: ReturnAddress, error: ContractError, instance_id: str) -
         query_id=address.query_id,
         kind="rejected",
         reason=error.reason,
-        detail=error.detail,
+        detail=error.detail[:MAX_DETAIL],
         attempt=address.attempt,
         instance_id=instance_id,
     )
@@ -140,4 +141,5 @@ def latency_event_of(held: HeldCall, outcome: CallOutcome) -> LatencyEvent:
         predicted_output_tokens=call.predicted_output_tokens,
         expected_cached_tokens=call.expected_cached_tokens,
         alpha=call.terms.alpha,
+        prompt_bytes=request.prompt_bytes or 0,
     )

@@ -26,6 +26,9 @@ Tokens = Annotated[int, Meta(ge=0, le=10_000_000)]
 Seconds = Annotated[float, Meta(ge=0, le=1e15)]  # finite: NaN and infinity are refused
 Finite = Annotated[float, Meta(ge=-1e15, le=1e15)]
 
+MAX_DETAIL = 500
+"""Longest `detail` that is written, characters: it may quote what a producer sent."""
+
 OutcomeKind = Literal["completed", "failed", "rejected", "evicted", "cancelled"]
 
 
@@ -148,6 +151,23 @@ class StageRequest(Message, frozen=True, kw_only=True, tag="stage_request"):
     def effective_query_id(self) -> str:
         """The query this call belongs to: itself when none is named."""
         return self.query_id or self.request_id
+
+    @property
+    def prompt_bytes(self) -> int | None:
+        """Size of the prompt's text, bytes; None for a replayed call's stand-in."""
+        if self.simulated is not None:
+            return None
+        if self.prompt is not None:
+            return len(self.prompt.encode())
+        return sum(_content_bytes(message.get("content")) for message in self.messages or ())
+
+
+def _content_bytes(content: object) -> int:
+    if isinstance(content, str):
+        return len(content.encode())
+    if isinstance(content, list):
+        return sum(_content_bytes(part.get("text")) for part in content if isinstance(part, dict))
+    return 0
 
 
 class ScoreTerms(msgspec.Struct, frozen=True, kw_only=True):
@@ -305,6 +325,7 @@ class LatencyEvent(Message, frozen=True, kw_only=True, tag="latency_event"):
         predicted_output_tokens: Output length used, tokens.
         expected_cached_tokens: Cached tokens expected, tokens.
         alpha: α in force when it was dispatched.
+        prompt_bytes: Size of the prompt's text, bytes; 0 for a stand-in.
     """
 
     request_id: Id
@@ -332,6 +353,7 @@ class LatencyEvent(Message, frozen=True, kw_only=True, tag="latency_event"):
     predicted_output_tokens: Finite = 0.0
     expected_cached_tokens: Tokens = 0
     alpha: Finite | None = None
+    prompt_bytes: Count = 0
 
 
 InstancePhase = Literal["begin", "serving", "draining", "gone"]
@@ -410,6 +432,8 @@ class AlphaUpdate(Message, frozen=True, kw_only=True, tag="alpha_update"):
         revision: Growing number; a reader keeps the highest it has seen.
         reason: Why, in one sentence for people.
         predicted_p95_s: P95 the replay predicts under it, seconds; None when not replayed.
+        predicted_low_s: Lower end of the prediction's 95% interval, seconds.
+        predicted_high_s: Upper end, seconds.
         previous_alpha: The value it replaces.
         at_s: When it was decided, mesh clock.
         tuner_id: Who decided.
@@ -420,6 +444,8 @@ class AlphaUpdate(Message, frozen=True, kw_only=True, tag="alpha_update"):
     revision: Count
     reason: str = ""
     predicted_p95_s: Finite | None = None
+    predicted_low_s: Finite | None = None
+    predicted_high_s: Finite | None = None
     previous_alpha: Finite | None = None
     at_s: Seconds = 0.0
     tuner_id: str = ""
@@ -447,12 +473,15 @@ class SpeedUpdate(Message, frozen=True, kw_only=True, tag="speed_update"):
     Attributes:
         instance_id: The instance.
         factor: Observed service time divided by the profiled model's, > 0.
+        hit_factor: Prompt tokens found in its prefix cache divided by those expected there; what
+            is expected later is multiplied by it.
         revision: Growing number.
         at_s: When it was learned, mesh clock.
     """
 
     instance_id: InstanceId
     factor: Annotated[float, Meta(gt=0, le=1e9)]
+    hit_factor: Annotated[float, Meta(ge=0, le=1)] = 1.0
     revision: Count
     at_s: Seconds = 0.0
 

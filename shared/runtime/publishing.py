@@ -7,7 +7,7 @@ import msgspec
 import structlog
 
 from shared.contracts.codec import encode, headers_for
-from shared.contracts.messages import DeadLetter, Message
+from shared.contracts.messages import MAX_DETAIL, DeadLetter, Message
 from shared.contracts.topics import DEAD_LETTERS, Topics
 from shared.errors import BrokerUnavailable, ContractError, MeshError, TooLarge
 from shared.ports import Ack, Broker, Clock, Record
@@ -145,7 +145,7 @@ class DeadLetters:
             partition=record.tp.partition,
             offset=record.offset,
             error=error.reason,
-            detail=str(error),
+            detail=str(error)[:MAX_DETAIL],
             service=self._service,
             at_s=max(0.0, self._clock.now_s()),
         )

@@ -8,6 +8,7 @@ import pytest
 
 from shared.contracts.codec import encode
 from shared.contracts.messages import (
+    MAX_DETAIL,
     AlphaUpdate,
     CancelQuery,
     Needs,
@@ -412,6 +413,16 @@ async def test_features_and_adapters_choose_the_instances(mesh: Mesh):
         )
         calls = await mesh.until(lambda: _received(rich, 2))
     assert {c.request.request_id for c in calls} == {"r0", "r1"}
+
+
+async def test_a_refusal_quotes_a_call_only_so_far(mesh: Mesh):
+    """A call that asks for thousands of features gets an outcome far smaller than itself."""
+    request = make_request("r", needs=Needs(features=("a",) * 10_000))
+    await mesh.instance()
+    async with mesh.running():
+        await mesh.submit(request)
+        (outcome,) = await mesh.until(mesh.outcomes)
+    assert (outcome.reason, len(outcome.detail)) == ("no_eligible_instance", MAX_DETAIL)
 
 
 async def test_the_trace_context_travels_on(mesh: Mesh):

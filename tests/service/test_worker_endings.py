@@ -5,8 +5,11 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 
 import msgspec
 
+from shared.adapters.clock import SystemClock
+from shared.adapters.memory_broker import MemoryBroker
 from shared.adapters.simulated_engine import SimulatedEngine
-from shared.contracts.messages import BoundCall
+from shared.contracts.messages import MAX_DETAIL, BoundCall
+from shared.contracts.topics import LATENCY_EVENTS, TopicSpec
 from shared.ports import EngineEvent
 from tests.support.worker_bench import (
     SPEC,
@@ -247,6 +250,40 @@ async def test_answer_too_large_ends_failed(bench: Bench) -> None:
         await small.send(bound_call("a", output_tokens=2_000))
         (outcome,) = await small.outcomes_once(1)
     assert (outcome.kind, outcome.reason, outcome.text) == ("failed", "too_large", None)
+
+
+async def test_what_others_wrote_at_length_is_cut_short(bench: Bench) -> None:
+    """A long reason of a cancellation, or a list of parents, is no outcome too large to publish."""
+    topics = msgspec.structs.replace(TOPICS, max_message_bytes=4_096)
+    url = bench.store._client.params.url
+    async with (
+        open_bench(url, f"{uuid.uuid4().hex}:", topics=topics, time_scale=1_000.0) as small,
+        small.worker(),
+    ):
+        small.engine.hang()
+        await small.send(bound_call("a", query_id="q"))
+        await small.running(1)
+        await small.cancel("q", reason="x" * 5_000)
+        (outcome,) = await small.outcomes_once(1)
+    assert (outcome.kind, outcome.detail) == ("cancelled", "x" * MAX_DETAIL)
+
+
+async def test_event_too_large_for_its_topic_costs_only_itself(bench: Bench) -> None:
+    """The tuner does without it; the worker goes on and tells it of the next call."""
+    url = bench.store._client.params.url
+    events = TopicSpec(name=TOPICS.name(LATENCY_EVENTS), partitions=1, max_message_bytes=4_096)
+    clock = SystemClock(time_scale=1_000.0)
+    broker = MemoryBroker(clock)
+    await broker.create_topics([events])
+
+    async with (
+        open_bench(url, f"{uuid.uuid4().hex}:", make_broker=lambda _: broker) as small,
+        small.worker() as worker,
+    ):
+        await small.send(bound_call("a", parents=("p" * 100,) * 100), bound_call("b"))
+        await small.outcomes_once(2)
+        await worker.drained()
+        assert [event.request_id for event in await small.events()] == ["b"]
 
 
 async def test_drain_hands_back_waiting_calls_and_finishes_running_ones(bench: Bench) -> None:

@@ -127,9 +127,9 @@ class Bench:
         """Publish bytes on the instance's topic."""
         return await self.broker.publish(TOPICS.instance(INSTANCE), value)
 
-    async def cancel(self, query_id: str) -> None:
+    async def cancel(self, query_id: str, reason: str = "the user left") -> None:
         """Publish a tombstone that lasts."""
-        tombstone = CancelQuery(query_id=query_id, until_s=1e15, reason="the user left")
+        tombstone = CancelQuery(query_id=query_id, until_s=1e15, reason=reason)
         await self.broker.publish(
             TOPICS.name(CANCELLATIONS), encode(tombstone), key=query_id.encode()
         )
