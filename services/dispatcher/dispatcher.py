@@ -132,7 +132,10 @@ class Dispatcher:
                 await self._give_up(partitions, tps)
 
         name = self._topics.name(STAGE_REQUESTS)
-        async with self._broker.group_consumer([name], GROUP, on_revoked=on_revoked) as consumer:
+        group_name = self._topics.group(GROUP)
+        async with self._broker.group_consumer(
+            [name], group_name, on_revoked=on_revoked
+        ) as consumer:
             partitions = Partitions(consumer, self._clock, self._params.recommit_s)
             opened.append(partitions)
             side = [

@@ -118,7 +118,9 @@ class Recovery:
         self._health.beat("recovery")
         name = self._topics.name(INSTANCE_STATES)
         async with (
-            self._broker.group_consumer([name], GROUP, on_revoked=self._give_up) as consumer,
+            self._broker.group_consumer(
+                [name], self._topics.group(GROUP), on_revoked=self._give_up
+            ) as consumer,
             asyncio.TaskGroup() as group,
         ):
             probing = group.create_task(self._probe_regularly(consumer), name="probe")

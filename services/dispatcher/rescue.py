@@ -44,11 +44,6 @@ RETRY_S = 0.2
 log = structlog.get_logger(__name__)
 
 
-def worker_group(instance_id: str) -> str:
-    """Return the group under which an instance's worker commits its positions."""
-    return f"worker-{instance_id}"
-
-
 class Rescue:
     """The rescue of one instance, from its death to its next life.
 
@@ -136,7 +131,7 @@ class Rescue:
         tp = TopicPartition(self._topics.instance(instance_id), 0)
         await self._broker.partitions_of(tp.topic)
         async with self._broker.partition_consumer(
-            [tp], start="committed", group=worker_group(instance_id)
+            [tp], start="committed", group=self._topics.worker_group(instance_id)
         ) as consumer:
             tracker: OffsetTracker | None = None
             committed: Committed | None = None

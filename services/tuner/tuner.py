@@ -148,7 +148,10 @@ class Tuner:
     async def _read_events(self, stop: asyncio.Event) -> None:
         topic = self._topics.name(LATENCY_EVENTS)
         async with self._broker.group_consumer(
-            [topic], GROUP, on_assigned=self._on_assigned, on_revoked=self._on_revoked
+            [topic],
+            self._topics.group(GROUP),
+            on_assigned=self._on_assigned,
+            on_revoked=self._on_revoked,
         ) as consumer:
             while not stop.is_set():
                 self._health.beat("events")

@@ -137,7 +137,9 @@ class Worker:
             return End.STOPPED
         async with (
             self._broker.partition_consumer(
-                [self._tp], start="committed", group=f"worker-{self._params.instance_id}"
+                [self._tp],
+                start="committed",
+                group=self._topics.worker_group(self._params.instance_id),
             ) as calls,
             self._broker.partition_consumer([begun.tp], start="end") as states,
         ):

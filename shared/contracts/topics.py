@@ -69,6 +69,14 @@ class Topics(msgspec.Struct, frozen=True, kw_only=True):
         """Return a full topic name without the prefix."""
         return full_name.removeprefix(self.prefix)
 
+    def group(self, name: str) -> str:
+        """Return the full name of a consumer group: meshes that share a cluster share no group."""
+        return self.prefix + name
+
+    def worker_group(self, instance_id: str) -> str:
+        """Return the group under which an instance's worker commits its positions."""
+        return self.group(f"worker-{instance_id}")
+
     def instance(self, instance_id: str) -> str:
         """Return the full name of an instance's topic."""
         return self.name(INSTANCE_PREFIX + instance_id)

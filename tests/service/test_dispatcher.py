@@ -425,6 +425,13 @@ async def test_a_refusal_quotes_a_call_only_so_far(mesh: Mesh):
     assert (outcome.reason, len(outcome.detail)) == ("no_eligible_instance", MAX_DETAIL)
 
 
+async def test_meshes_that_share_a_cluster_share_no_group(mesh: Mesh):
+    """The groups carry the topics' prefix: a rebalance of one mesh does not stop another."""
+    async with mesh.running():
+        await mesh.until(lambda: len(mesh.broker.consumers) == 2)
+    assert mesh.broker.consumers.keys() == {"t.dispatcher", "t.recovery"}
+
+
 async def test_the_trace_context_travels_on(mesh: Mesh):
     """The W3C header of the request is on the instance's record too."""
     await mesh.instance()

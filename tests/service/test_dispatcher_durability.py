@@ -117,13 +117,13 @@ async def test_before_a_partition_moves_its_waiting_calls_are_dropped_and_the_re
         )
         await mesh.until(instance.received)
         (record, _) = await mesh.records(STAGE_REQUESTS)
-        await mesh.broker.hooks["dispatcher"]([record.tp])
+        await mesh.broker.hooks["t.dispatcher"]([record.tp])
         assert mesh.committed(STAGE_REQUESTS, partition=record.tp.partition) == record.offset + 1
         await rare.say("serving")
         await mesh.pass_time(1, beating=[instance, rare])
         assert await rare.received() == []
         # The partition comes back: the call that was dropped is read and assigned, once.
-        mesh.broker.consumers["dispatcher"].seek(record.tp, record.offset)
+        mesh.broker.consumers["t.dispatcher"].seek(record.tp, record.offset)
         await mesh.until(rare.received)
         await mesh.pass_time(1, beating=[instance, rare])
     assert len(await rare.received()) == 1
@@ -137,7 +137,7 @@ async def test_a_publish_under_way_is_waited_for_before_its_partition_moves(mesh
         await mesh.submit(make_request("r", query_id="q"))
         await asyncio.sleep(0.05)
         (record,) = await mesh.records(STAGE_REQUESTS)
-        moving = asyncio.ensure_future(mesh.broker.hooks["dispatcher"]([record.tp]))
+        moving = asyncio.ensure_future(mesh.broker.hooks["t.dispatcher"]([record.tp]))
         await asyncio.sleep(0.05)
         assert not moving.done()
         mesh.broker.refuse_publish = lambda _: False
@@ -158,7 +158,7 @@ async def test_nothing_is_assigned_from_a_partition_that_is_moving(mesh: Mesh):
         )
         await asyncio.sleep(0.05)
         (record, _) = await mesh.records(STAGE_REQUESTS)
-        moving = asyncio.ensure_future(mesh.broker.hooks["dispatcher"]([record.tp]))
+        moving = asyncio.ensure_future(mesh.broker.hooks["t.dispatcher"]([record.tp]))
         await asyncio.sleep(0.02)
         await rare.say("serving")
         await mesh.clock.settle()
@@ -193,7 +193,7 @@ async def test_what_came_while_positions_could_not_be_read_is_not_skipped(mesh: 
     """Records are fetched, then the broker goes away before the committed position is known."""
     instance = await mesh.instance()
     async with mesh.running():
-        consumer = mesh.broker.consumers["dispatcher"]
+        consumer = mesh.broker.consumers["t.dispatcher"]
         answers = asyncio.Event()
         real = consumer.committed
 

@@ -168,7 +168,9 @@ async def test_no_call_is_lost_while_dispatchers_come_and_go(kafka_server: Kafka
 async def _is_committed(mesh: RealMesh, broker: KafkaBroker) -> bool:
     topic = mesh.topics.name(STAGE_REQUESTS)
     tps = [TopicPartition(topic, p) for p in range(6)]
-    async with broker.partition_consumer(tps, start="committed", group="dispatcher") as consumer:
+    async with broker.partition_consumer(
+        tps, start="committed", group=mesh.topics.group("dispatcher")
+    ) as consumer:
         ends = await consumer.end_offsets()
         found = [await consumer.committed(tp) for tp in tps]
     return all(c is not None and c.offset == ends[tp] for tp, c in zip(tps, found, strict=True))

@@ -48,14 +48,14 @@ async def _finish(mesh: Mesh, instance: Instance, *offsets: int) -> None:
     for offset in offsets:
         tracker.finish(offset)
     async with mesh.broker.inner.partition_consumer(
-        [tp], start="committed", group=f"worker-{instance.instance_id}"
+        [tp], start="committed", group=TOPICS.worker_group(instance.instance_id)
     ) as consumer:
         await consumer.commit({tp: tracker.committable()})
 
 
 def _worker_committed(mesh: Mesh, instance: Instance) -> Committed | None:
     tp = TopicPartition(TOPICS.instance(instance.instance_id), 0)
-    return mesh.broker.inner.committed(f"worker-{instance.instance_id}", tp)
+    return mesh.broker.inner.committed(TOPICS.worker_group(instance.instance_id), tp)
 
 
 async def test_all_and_only_the_unfinished_calls_of_a_dead_instance_go_back(mesh: Mesh):
@@ -210,8 +210,8 @@ async def test_a_death_in_history_is_not_repeated_when_a_partition_comes_back(me
         await mesh.pass_time_until(lambda: _fences(mesh))
         await instance.begin()
         await mesh.pass_time(3, beating=[instance])
-        consumer = mesh.broker.consumers["recovery"]
-        await mesh.broker.hooks["recovery"](consumer.assignment())
+        consumer = mesh.broker.consumers["t.recovery"]
+        await mesh.broker.hooks["t.recovery"](consumer.assignment())
         for tp in consumer.assignment():
             consumer.seek(tp, 0)
         await mesh.pass_time(10, beating=[instance])

@@ -399,7 +399,7 @@ async def test_position_beyond_the_topic_is_not_trusted(bench: Bench) -> None:
     """A committed position that the topic never reached does not hide its calls."""
     tp = TopicPartition(TOPICS.instance(INSTANCE), 0)
     async with bench.broker.partition_consumer(
-        [tp], start="end", group=f"worker-{INSTANCE}"
+        [tp], start="end", group=TOPICS.worker_group(INSTANCE)
     ) as consumer:
         await consumer.commit({tp: Committed(offset=50)})
     async with bench.worker():

@@ -272,7 +272,8 @@ class Mesh:
 
     def committed(self, topic: str, group: str = "dispatcher", partition: int = 0) -> int:
         """Return a group's committed offset, 0 when there is none."""
-        found = self.broker.inner.committed(group, TopicPartition(TOPICS.name(topic), partition))
+        tp = TopicPartition(TOPICS.name(topic), partition)
+        found = self.broker.inner.committed(TOPICS.group(group), tp)
         return found.offset if found else 0
 
     async def until(self, fact: Callable[[], Any], *, seconds: float = 20.0) -> Any:

@@ -184,7 +184,7 @@ class Bench:
         """Return the committed offset of the instance's topic and its metadata."""
         tp = TopicPartition(TOPICS.instance(INSTANCE), 0)
         async with self.broker.partition_consumer(
-            [tp], start="end", group=f"worker-{INSTANCE}"
+            [tp], start="end", group=TOPICS.worker_group(INSTANCE)
         ) as reader:
             found = await reader.committed(tp)
         return (0, "") if found is None else (found.offset, found.metadata)
