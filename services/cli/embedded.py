@@ -17,8 +17,8 @@ from services.cli.session import MeshAccess
 from services.dispatcher.app import build_dispatcher
 from services.dispatcher.params import DispatcherParams
 from services.tuner.app import build_tuner, replay_processes
+from services.tuner.params import TunerParams
 from services.tuner.replay import ProcessReplay
-from services.tuner.tuner import TunerParams
 from services.worker.app import build_worker
 from services.worker.params import WorkerParams
 from shared.adapters.clock import SystemClock

@@ -38,6 +38,7 @@ class Control:
         self._revisions: dict[str, int] = {}
         self.predictor = Predictor()
         self.speeds: dict[str, float] = {}
+        self.hits: dict[str, float] = {}
         make_policy(policy, alpha)  # a wrong name or α fails at start, not at the first call
 
     def apply(self, message: ControlMessage) -> bool:
@@ -55,6 +56,7 @@ class Control:
         else:
             lowest, highest = SPEED_BOUNDS
             self.speeds[message.instance_id] = max(lowest, min(highest, message.factor))
+            self.hits[message.instance_id] = message.hit_factor
         return True
 
     def policy(self, pool: str) -> Policy:

@@ -10,6 +10,7 @@ assignment is counted twice; the acknowledgement ends it.
 
 import heapq
 from collections.abc import Mapping
+from types import MappingProxyType
 
 from shared.contracts.epochs import epoch_of
 from shared.contracts.messages import InstanceState
@@ -105,7 +106,7 @@ class Known:
             self.has_topic = True
         self.own.account(state.accounted_offset)
 
-    def view(self, speed_factor: float) -> InstanceView:
+    def view(self, speed_factor: float, hit_factor: float = 1.0) -> InstanceView:
         """Return what a policy sees: the published state plus our own later assignments."""
         state = self.state
         return InstanceView(
@@ -116,6 +117,7 @@ class Known:
             capacity=state.capacity,
             queue_bound=state.queue_bound,
             speed_factor=speed_factor,
+            hit_factor=hit_factor,
             kv_used_tokens=state.kv_used_tokens,
             head_score=state.head_score,
         )
@@ -155,15 +157,21 @@ class FleetState:
         """Forget an instance: its state has a tombstone."""
         self._known.pop(instance_id, None)
 
-    def views(self, now_s: float, speeds: Mapping[str, float]) -> list[InstanceView]:
+    def views(
+        self,
+        now_s: float,
+        speeds: Mapping[str, float],
+        hits: Mapping[str, float] = MappingProxyType({}),
+    ) -> list[InstanceView]:
         """Return the instances that may get calls now, sorted by id.
 
         Args:
             now_s: Monotonic seconds.
             speeds: instance_id -> learned speed factor.
+            hits: instance_id -> learned share of expected prefix-cache hits that happen.
         """
         return [
-            known.view(speeds.get(instance_id, 1.0))
+            known.view(speeds.get(instance_id, 1.0), hits.get(instance_id, 1.0))
             for instance_id, known in sorted(self._known.items())
             if self._takes_calls(known, now_s)
         ]

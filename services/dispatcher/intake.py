@@ -160,23 +160,6 @@ def what_is_wrong(request: StageRequest) -> str:
     return ""
 
 
-def prompt_bytes(request: StageRequest) -> int | None:
-    """Return the size of a call's prompt text, bytes; None for a replayed call's stand-in."""
-    if request.simulated is not None:
-        return None
-    if request.prompt is not None:
-        return len(request.prompt.encode())
-    return sum(_content_bytes(message.get("content")) for message in request.messages or ())
-
-
-def _content_bytes(content: object) -> int:
-    if isinstance(content, str):
-        return len(content.encode())
-    if isinstance(content, list):
-        return sum(_content_bytes(part.get("text")) for part in content if isinstance(part, dict))
-    return 0
-
-
 def traceparent(record: Record) -> str | None:
     """Return the W3C trace context of a record, when there is one."""
     for name, value in record.headers:

@@ -95,7 +95,9 @@ class Planner:
         return decisions
 
     def _decide_group(self, group: GroupKey, decisions: Decisions) -> None:
-        live = self._fleet.views(self._clock.monotonic_s(), self._control.speeds)
+        live = self._fleet.views(
+            self._clock.monotonic_s(), self._control.speeds, self._control.hits
+        )
         views = [view for view in live if _offers(group, view)]
         if not views:
             self._refuse_hopeless(group, decisions, is_any_live=bool(live))

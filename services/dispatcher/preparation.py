@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from services.dispatcher.intake import QueryMemory, prompt_bytes
+from services.dispatcher.intake import QueryMemory
 from services.dispatcher.params import DispatcherParams
 from shared.contracts.messages import StageRequest
 from shared.scheduling.budget import stage_budget_s
@@ -70,7 +70,7 @@ def _waiting_call(request: StageRequest, arrival_s: float, predictor: Predictor)
         request.workflow,
         request.stage,
         request.input_tokens_estimate,
-        prompt_bytes=prompt_bytes(request),
+        prompt_bytes=request.prompt_bytes,
     )
     needed = input_tokens + (request.max_tokens or 1)
     return WaitingCall(

@@ -4,9 +4,10 @@ import asyncio
 import multiprocessing
 from concurrent.futures import ProcessPoolExecutor
 
+from services.tuner.params import TunerParams
 from services.tuner.replay import ProcessReplay, Replay
 from services.tuner.settings import TunerSettings
-from services.tuner.tuner import Tuner, TunerParams
+from services.tuner.tuner import Tuner
 from shared.adapters.clock import SystemClock
 from shared.adapters.kafka import KafkaBroker
 from shared.contracts.topics import Topics

@@ -1,108 +1,60 @@
-"""Ask the simulator what the window's P95 would have been under other values of α.
+"""Asks the simulator, in processes of their own, so that the event loop never stalls.
 
-Runs in a process of its own so that the event loop never stalls; everything that crosses the
-process boundary is plain data.
+Everything that crosses the process boundary is plain data.
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import msgspec
 
 from shared.domain.instance import InstanceSpec
-from shared.domain.profile import WorkflowShape
-from shared.domain.trace import TraceQuery
-
-if TYPE_CHECKING:
-    from shared.simulation.results import RunResult
+from shared.simulation.speed_fit import RanCall, SpeedFit, fit_speed
+from shared.simulation.window_replay import ReplayAnswer, ReplayRequest, replay_window
 
 
-class ReplayRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A window to be replayed.
+class SpeedRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """One instance and the calls it ran.
 
     Attributes:
-        queries: Arrivals, structure and lengths.
-        fleet: The instances, as they reported themselves.
-        policy: Policy name.
-        shapes: Predictions the dispatcher uses.
-        alphas: Values to try.
-        speed_factors: Learned correction per instance.
+        spec: The instance as it described itself.
+        calls: What ran on it.
+        known: Speed factor in force.
     """
 
-    queries: tuple[TraceQuery, ...]
-    fleet: tuple[InstanceSpec, ...]
-    policy: str
-    shapes: dict[str, WorkflowShape]
-    alphas: tuple[float, ...]
-    speed_factors: dict[str, float] = {}
-
-
-class Replayed(msgspec.Struct, frozen=True, kw_only=True):
-    """What the simulator predicts under one α.
-
-    Attributes:
-        alpha: The α.
-        latencies_s: End-to-end time of every query, in the request's order; NaN: not completed.
-        p95_s: Their 95th percentile, seconds.
-        shares: instance_id -> share of the fleet's generated tokens, in [0, 1].
-    """
-
-    alpha: float
-    latencies_s: tuple[float, ...]
-    p95_s: float
-    shares: dict[str, float]
+    spec: InstanceSpec
+    calls: tuple[RanCall, ...]
+    known: float = 1.0
 
 
 class Replay(Protocol):
-    """Predicts a window under several α."""
+    """Predicts a window under several α, and fits instances' speeds to it."""
 
-    async def sweep(self, request: ReplayRequest) -> list[Replayed]:
-        """Return one prediction per α of the request, in its order."""
+    async def sweep(self, request: ReplayRequest) -> ReplayAnswer:
+        """Return predictions for the request's α and those around the best."""
+        ...
+
+    async def speeds(self, requests: Mapping[str, SpeedRequest]) -> dict[str, SpeedFit]:
+        """Return the speed of every instance that ran enough calls."""
         ...
 
 
-def replay_now(packed: bytes) -> bytes:
-    """Return the packed predictions for a packed ReplayRequest; runs in the worker process."""
-    from shared.simulation.scenario import Scenario  # noqa: PLC0415 - loads the compiled core
-    from shared.simulation.simulator import sweep_alpha  # noqa: PLC0415
-
+def sweep_packed(packed: bytes) -> bytes:
+    """Answer a packed ReplayRequest; runs in another process."""
     request = msgspec.msgpack.decode(packed, type=ReplayRequest)
-    scenario = Scenario(
-        queries=request.queries,
-        fleet=request.fleet,
-        policy=request.policy,
-        shapes=request.shapes,
-        speed_factors=request.speed_factors,
-    )
-    results = sweep_alpha(scenario, request.alphas)
-    predicted = [
-        _replayed(alpha, result, request.fleet)
-        for alpha, result in zip(request.alphas, results, strict=True)
-    ]
-    return msgspec.msgpack.encode(predicted)
+    return msgspec.msgpack.encode(replay_window(request))
 
 
-def _replayed(alpha: float, result: "RunResult", fleet: Sequence[InstanceSpec]) -> Replayed:
-    generated = dict.fromkeys((spec.instance_id for spec in fleet), 0)
-    for index, tokens in zip(
-        result.call_instance.tolist(), result.output_tokens.tolist(), strict=True
-    ):
-        if index >= 0:
-            generated[fleet[index].instance_id] += tokens
-    return Replayed(
-        alpha=alpha,
-        latencies_s=tuple(result.latency_s.tolist()),
-        p95_s=result.summary().p95_s,
-        shares=shares_of(generated),
-    )
-
-
-def shares_of(generated: Mapping[str, int]) -> dict[str, float]:
-    """Return instance_id -> share of the fleet's generated tokens, in [0, 1]."""
-    total = sum(generated.values())
-    return {key: tokens / total if total else 0.0 for key, tokens in generated.items()}
+def speeds_packed(packed: bytes) -> bytes:
+    """Answer packed SpeedRequests; runs in another process."""
+    requests = msgspec.msgpack.decode(packed, type=dict[str, SpeedRequest])
+    fits = {
+        instance_id: fit_speed(one.spec, one.calls, known=one.known)
+        for instance_id, one in requests.items()
+    }
+    return msgspec.msgpack.encode({key: fit for key, fit in fits.items() if fit is not None})
 
 
 class ProcessReplay:
@@ -115,14 +67,16 @@ class ProcessReplay:
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
 
-    async def sweep(self, request: ReplayRequest) -> list[Replayed]:
-        """Return one prediction per α of the request, in its order."""
+    async def sweep(self, request: ReplayRequest) -> ReplayAnswer:
+        """Return predictions for the request's α and those around the best."""
+        answer = await self._ask(sweep_packed, msgspec.msgpack.encode(request))
+        return msgspec.msgpack.decode(answer, type=ReplayAnswer)
+
+    async def speeds(self, requests: Mapping[str, SpeedRequest]) -> dict[str, SpeedFit]:
+        """Return the speed of every instance that ran enough calls."""
+        answer = await self._ask(speeds_packed, msgspec.msgpack.encode(dict(requests)))
+        return msgspec.msgpack.decode(answer, type=dict[str, SpeedFit])
+
+    async def _ask(self, question: Callable[[bytes], bytes], packed: bytes) -> bytes:
         loop = asyncio.get_running_loop()
-        packed = msgspec.msgpack.encode(request)
-        answer = await loop.run_in_executor(self._executor, replay_now, packed)
-        return msgspec.msgpack.decode(answer, type=list[Replayed])
-
-
-def alphas_to_try(grid: Sequence[float], current: float) -> tuple[float, ...]:
-    """Return the grid with the value in force added, sorted."""
-    return tuple(sorted({*grid, current}))
+        return await loop.run_in_executor(self._executor, question, packed)

@@ -56,6 +56,28 @@ class Metrics:
         self.running = self._gauge("hexflow_calls_running", "Calls in the engine", ())
         self.backlog = self._gauge("hexflow_backlog_seconds", "Expected work bound here", ())
         self.alpha = self._gauge("hexflow_alpha", "α in force, by pool", ("pool",))
+        self.events_ignored = self._counter(
+            "hexflow_events_ignored", "Latency events that cannot be true, by cause", ("cause",)
+        )
+        self.decisions = self._counter(
+            "hexflow_tuning_decisions", "Decisions about α, by result", ("result",)
+        )
+        self.window_s = self._gauge(
+            "hexflow_window_latency_seconds",
+            "End-to-end time of the tuner's window, by quantile, tenant and workflow",
+            ("quantile", "tenant", "workflow"),
+        )
+        self.window_attainment = self._gauge(
+            "hexflow_window_attainment",
+            "Share of the window's queries within their SLO, by tenant and workflow",
+            ("tenant", "workflow"),
+        )
+        self.calibration = self._gauge(
+            "hexflow_calibration_error", "|simulated / observed P95 - 1| of the window", ("pool",)
+        )
+        self.speed = self._gauge(
+            "hexflow_speed_factor", "Learned time ÷ profiled time, by instance", ("target",)
+        )
         self.queue_s = self._histogram(
             "hexflow_call_queue_seconds",
             "Time from ready to engine (mesh clock), by outcome",

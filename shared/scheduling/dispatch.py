@@ -128,6 +128,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 def cost_on(call: WaitingCall, view: InstanceView, prefixes: PrefixCacheModel | None) -> Cost:
     """Return the expected cost of a call on an instance."""
     cached = prefixes.expected_cached_tokens(call.prefix, call.input_tokens) if prefixes else 0
+    cached = int(cached * view.hit_factor)
     t_comp_s = service_s(
         view.spec,
         input_tokens=call.input_tokens,

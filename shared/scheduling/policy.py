@@ -59,6 +59,7 @@ class InstanceView(msgspec.Struct, frozen=True, kw_only=True):
         capacity: Most calls its engine is given at a time.
         queue_bound: Most calls it lets wait.
         speed_factor: Learned correction of its latency model.
+        hit_factor: Learned share of the expected prefix-cache hits that happen, in [0, 1].
         kv_used_tokens: KV cache in use by its engine, tokens.
         head_score: Queue score of the first call of its line, the one it takes next; None when
             none waits there or nobody told.
@@ -71,6 +72,7 @@ class InstanceView(msgspec.Struct, frozen=True, kw_only=True):
     capacity: int = 1
     queue_bound: int = 10_000
     speed_factor: float = 1.0
+    hit_factor: float = 1.0
     kv_used_tokens: int = 0
     head_score: float | None = None
 

@@ -143,6 +143,7 @@ SAMPLES: tuple[Message, ...] = (
         t_comp_s=4.0,
         predicted_output_tokens=29.5,
         expected_cached_tokens=256,
+        prompt_bytes=4_400,
         alpha=0.1,
     ),
     InstanceState(
@@ -172,6 +173,8 @@ SAMPLES: tuple[Message, ...] = (
         revision=3,
         reason="predicted P95 falls from 80.1 s to 71.9 s",
         predicted_p95_s=71.9,
+        predicted_low_s=66.0,
+        predicted_high_s=79.5,
         previous_alpha=0.1,
         at_s=100.0,
         tuner_id="tuner-1",
@@ -195,7 +198,7 @@ SAMPLES: tuple[Message, ...] = (
         at_s=100.0,
         tuner_id="tuner-1",
     ),
-    SpeedUpdate(instance_id="a100-0", factor=1.25, revision=2, at_s=100.0),
+    SpeedUpdate(instance_id="a100-0", factor=1.25, hit_factor=0.5, revision=2, at_s=100.0),
     CancelQuery(query_id="q-1", until_s=300.0, reason="client went away"),
     DeadLetter(
         value=b"\xc1 not MessagePack",

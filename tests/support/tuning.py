@@ -2,8 +2,11 @@
 
 from collections.abc import Mapping
 
-from services.tuner.replay import Replayed, ReplayRequest
+from services.tuner.replay import SpeedRequest
 from shared.contracts.messages import CallTimes, LatencyEvent, Usage
+from shared.scheduling.judgement import Replayed
+from shared.simulation.speed_fit import SpeedFit
+from shared.simulation.window_replay import ReplayAnswer, ReplayRequest
 
 
 def query_events(
@@ -74,23 +77,35 @@ class ChosenReplay:
     Args:
         p95_by_alpha: α -> P95, seconds.
         share: instance_id -> share of work under every α.
+        fits: instance_id -> speed found in every window.
     """
 
-    def __init__(self, p95_by_alpha: Mapping[float, float], share: Mapping[str, float]) -> None:
+    def __init__(
+        self,
+        p95_by_alpha: Mapping[float, float],
+        share: Mapping[str, float],
+        fits: Mapping[str, SpeedFit] | None = None,
+    ) -> None:
         self._p95_by_alpha = dict(p95_by_alpha)
         self._share = dict(share)
+        self._fits = dict(fits or {})
         self.requests: list[ReplayRequest] = []
+        self.num_lessons = 0
 
-    async def sweep(self, request: ReplayRequest) -> list[Replayed]:
+    async def sweep(self, request: ReplayRequest) -> ReplayAnswer:
         """Return the chosen predictions; every query takes the P95."""
         self.requests.append(request)
-        worst_s = max(self._p95_by_alpha.values())
-        return [
-            Replayed(
-                alpha=alpha,
-                latencies_s=(self._p95_by_alpha.get(alpha, worst_s),) * len(request.queries),
-                p95_s=self._p95_by_alpha.get(alpha, worst_s),
-                shares=self._share,
-            )
-            for alpha in request.alphas
-        ]
+        runs = tuple(
+            self._run(alpha, len(request.queries))
+            for alpha in sorted({*request.alphas, request.current, *self._p95_by_alpha})
+        )
+        return ReplayAnswer(runs=runs, as_it_was=self._run(request.current, len(request.queries)))
+
+    async def speeds(self, requests: Mapping[str, SpeedRequest]) -> dict[str, SpeedFit]:
+        """Return the chosen speeds of the instances asked about."""
+        self.num_lessons += 1
+        return {key: fit for key, fit in self._fits.items() if key in requests}
+
+    def _run(self, alpha: float, count: int) -> Replayed:
+        p95_s = self._p95_by_alpha.get(alpha, max(self._p95_by_alpha.values()))
+        return Replayed(alpha=alpha, latencies_s=(p95_s,) * count, p95_s=p95_s, shares=self._share)

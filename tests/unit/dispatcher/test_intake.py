@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.dispatcher.intake import Intake, QueryMemory, Refusal, prompt_bytes
+from services.dispatcher.intake import Intake, QueryMemory, Refusal
 from services.dispatcher.params import DispatcherParams
 from services.dispatcher.settings import DispatcherSettings
 from shared.adapters.clock import ManualClock
@@ -126,10 +126,10 @@ def test_the_size_of_a_prompt_counts_text_only():
     """Message contents and text parts count; a replayed call's stand-in does not."""
     parts = [{"type": "text", "text": "ab"}, {"type": "image_url", "image_url": {}}, "x"]
     messages = ({"role": "user", "content": "é"}, {"role": "user", "content": parts})
-    assert prompt_bytes(make_request(prompt=None, messages=messages)) == 4
-    assert prompt_bytes(make_request(prompt="abc")) == 3
+    assert make_request(prompt=None, messages=messages).prompt_bytes == 4
+    assert make_request(prompt="abc").prompt_bytes == 3
     lengths = SimulatedLengths(input_tokens=5, output_tokens=5)
-    assert prompt_bytes(make_request(simulated=lengths)) is None
+    assert make_request(simulated=lengths).prompt_bytes is None
 
 
 def test_a_query_remembers_its_chosen_slo_and_forgets_the_oldest():

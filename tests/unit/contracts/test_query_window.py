@@ -3,8 +3,9 @@
 import msgspec
 import pytest
 
-from services.tuner.window import Window, episode, implausible
+from shared.contracts.episodes import episode
 from shared.contracts.messages import CallTimes, Usage
+from shared.contracts.query_window import Window, implausible
 from tests.support.tuning import query_events
 
 
@@ -41,8 +42,8 @@ def test_a_query_ends_only_after_silence():
     """Another stage may follow; only silence ends a query."""
     window = Window(10)
     _fill(window, 1)
-    assert window.ended(now_s=25.0, quiet_s=10.0) == []
-    assert len(window.ended(now_s=30.0, quiet_s=10.0)) == 1
+    assert window.ended(now_s=45.0, quiet_s=30.0) == []
+    assert len(window.ended(now_s=50.0, quiet_s=30.0)) == 1
 
 
 def test_duplicates_are_counted_and_change_nothing():
@@ -51,7 +52,7 @@ def test_duplicates_are_counted_and_change_nothing():
     _fill(window, 1)
     before = episode(window.ended(1_000.0, 1.0))
     for event in query_events("q0", arrival_s=0.0, latency_s=20.0):
-        assert not window.add(event, 99)
+        assert window.add(event, 99) == "duplicate"
     assert window.num_duplicates == 3
     assert episode(window.ended(1_000.0, 1.0)) == before
 
@@ -79,6 +80,6 @@ def test_impossible_events_are_left_out_and_counted(change, fault):
     event = query_events("q", arrival_s=0.0, latency_s=10.0)[0]
     assert implausible(event) is None
     window = Window(10)
-    assert not window.add(msgspec.structs.replace(event, **change), 0)
+    assert window.add(msgspec.structs.replace(event, **change), 0) == fault
     assert window.num_implausible == {fault: 1}
     assert len(window) == 0

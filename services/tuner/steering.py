@@ -1,0 +1,294 @@
+"""Learns from the window, decides about α per pool, and publishes both on `control`."""
+
+import math
+from collections.abc import Mapping, Sequence
+
+import msgspec
+import structlog
+
+from services.tuner.learning import (
+    hit_factors,
+    is_notable,
+    learned_shapes,
+    speed_requests,
+    window_cut_s,
+)
+from services.tuner.params import TunerParams
+from services.tuner.replay import Replay
+from services.tuner.tables import Tables, next_revision, pool_of
+from shared.contracts.episodes import Episode, episode
+from shared.contracts.messages import AlphaUpdate, Message, SpeedUpdate, WorkflowProfile
+from shared.contracts.query_window import QueryRecord
+from shared.contracts.topics import CONTROL
+from shared.domain.instance import InstanceSpec
+from shared.domain.profile import WorkflowShape
+from shared.errors import ConfigError
+from shared.ports import Clock
+from shared.runtime.metrics import Metrics
+from shared.runtime.publishing import Publisher
+from shared.scheduling.judgement import Judgement, Observed, judge, warm_up_of
+from shared.scheduling.tuning import ALPHA_GRID, TuningDecision, roll_back
+from shared.simulation.speed_fit import SpeedFit
+from shared.simulation.window_replay import ReplayAnswer, ReplayRequest, shares_of
+
+log = structlog.get_logger(__name__)
+
+NOTABLE_SPEED = 0.1
+NOTABLE_HITS = 0.25
+CACHE_IS_LOST_BELOW = 0.1
+PRIOR_CALLS = 10.0
+BAN_PERIODS = 3.0
+
+
+class Steering:
+    """Does what is due.
+
+    Args:
+        replay: Predicts P95 per α and fits speeds.
+        publisher: Where decisions go.
+        clock: Mesh clock.
+        tables: Fleet and what is in force.
+        params: How to decide.
+        metrics: What is counted.
+    """
+
+    def __init__(
+        self,
+        *,
+        replay: Replay,
+        publisher: Publisher,
+        clock: Clock,
+        tables: Tables,
+        params: TunerParams,
+        metrics: Metrics,
+    ) -> None:
+        self._replay = replay
+        self._publisher = publisher
+        self._clock = clock
+        self._tables = tables
+        self._params = params
+        self._metrics = metrics
+        self._shapes_before: dict[str, WorkflowShape] | None = None
+        self._banned_until_s: dict[tuple[str, float], float] = {}
+        self._checked: dict[str, int] = {}
+
+    async def learn(
+        self, ended: Sequence[QueryRecord], running: Sequence[QueryRecord]
+    ) -> float | None:
+        """Learn shapes and speeds; return since when things are as they are now, mesh clock."""
+        records = [*ended, *running]
+        requests = speed_requests(records, self._tables.fleet, self._tables.speeds)
+        fits = await self._replay.speeds(requests)
+        await self._publish_speeds(fits, hit_factors(records))
+        cuts = [window_cut_s(ended), *(fit.changed_at_s for fit in fits.values())]
+        cut_s = max((cut for cut in cuts if cut is not None), default=None)
+        recent = [r for r in ended if cut_s is None or r.arrival_s >= cut_s] or list(ended)
+        await self._publish_shapes(recent)
+        return cut_s
+
+    async def _publish_shapes(self, records: Sequence[QueryRecord]) -> None:
+        expected = self._tables.shapes()
+        learned = learned_shapes([record.trace() for record in records], records, expected)
+        for workflow, shape in learned.items():
+            known = self._tables.profiles.get(workflow)
+            if known is not None and not is_notable(shape, known.shape):
+                continue
+            self._shapes_before = expected
+            profile = WorkflowProfile(
+                shape=shape,
+                revision=next_revision(known),
+                at_s=self._clock.now_s(),
+                tuner_id=self._params.tuner_id,
+            )
+            await self._publish(profile, f"profile/{workflow}")
+            self._tables.profiles[workflow] = profile
+
+    async def _publish_speeds(
+        self, fits: Mapping[str, SpeedFit], hits: Mapping[str, float]
+    ) -> None:
+        for instance_id, fit in fits.items():
+            known = self._tables.speeds.get(instance_id)
+            old, old_hits = (known.factor, known.hit_factor) if known else (1.0, 1.0)
+            trust = fit.num_calls / (fit.num_calls + PRIOR_CALLS)
+            new = math.exp(trust * math.log(fit.factor) + (1.0 - trust) * math.log(old))
+            new_hits = hits.get(instance_id, old_hits)
+            is_same = abs(math.log(new / old)) < NOTABLE_SPEED
+            if is_same and abs(new_hits - old_hits) < NOTABLE_HITS:
+                continue
+            update = SpeedUpdate(
+                instance_id=instance_id,
+                factor=old if is_same else new,
+                hit_factor=new_hits,
+                revision=next_revision(known),
+                at_s=self._clock.now_s(),
+            )
+            log.info("speed_learned", instance_id=instance_id, factor=new, hit_factor=new_hits)
+            await self._publish(update, f"speed/{instance_id}")
+            self._tables.speeds[instance_id] = update
+
+    async def decide(
+        self, ended: Sequence[QueryRecord], running: Sequence[QueryRecord], trigger: str
+    ) -> bool:
+        """Decide about every pool in the window; return whether any α changed."""
+        specs = self._tables.fleet.values()
+        pools = {record.query_id: pool_of(record.model, specs) for record in [*ended, *running]}
+        is_changed = False
+        for pool in sorted(set(pools.values())):
+            fleet = self._tables.members_of(pool)
+            own = [record for record in ended if pools[record.query_id] == pool]
+            if fleet and own:
+                still = [record for record in running if pools[record.query_id] == pool]
+                window = episode(own, still, now_s=self._clock.now_s())
+                is_changed |= await self._decide_pool(pool, fleet, window, trigger)
+        self._shapes_before = None
+        return is_changed
+
+    async def _decide_pool(
+        self, pool: str, fleet: tuple[InstanceSpec, ...], window: Episode, trigger: str
+    ) -> bool:
+        known = self._tables.alphas.get(pool)
+        current = known.alpha if known is not None else self._params.initial_alpha
+        try:
+            answer = await self._replay.sweep(self._request(fleet, window, current, pool))
+        except ConfigError as exc:  # e.g. a recorded call that fits on no instance left
+            log.warning("replay_refused", pool=pool, error=str(exc))
+            self._metrics.decisions.add(result="not_replayed")
+            return False
+        judgement = judge(
+            answer.runs,
+            current=current,
+            previous=known.previous_alpha if known is not None else None,
+            observed=Observed(
+                p95_s=window.percentile_s(95, start=warm_up_of(len(window.queries))),
+                num_queries=len(window.queries) - sum(window.is_censored),
+                shares=shares_of(window.generated_tokens),
+            ),
+            rules=self._params.rules,
+            as_it_was=answer.as_it_was,
+        )
+        decision, undone = self._or_undo(known, window, judgement)
+        self._report(pool, trigger, window, answer, judgement, decision)
+        if decision.is_change:
+            await self._publish_alpha(pool, current, decision, judgement, known, undone=undone)
+        return decision.is_change
+
+    def _request(
+        self, fleet: tuple[InstanceSpec, ...], window: Episode, current: float, pool: str
+    ) -> ReplayRequest:
+        speeds = self._tables.speeds
+        now_s = self._clock.now_s()
+        banned = {
+            alpha
+            for (where, alpha), until_s in self._banned_until_s.items()
+            if where == pool and until_s > now_s
+        }
+        return ReplayRequest(
+            queries=window.queries,
+            fleet=tuple(
+                msgspec.structs.replace(spec, prefix_caching=False)
+                if spec.instance_id in speeds
+                and speeds[spec.instance_id].hit_factor < CACHE_IS_LOST_BELOW
+                else spec
+                for spec in fleet
+            ),
+            policy=self._params.policy,
+            shapes=self._tables.shapes(),
+            shapes_before=self._shapes_before,
+            alphas=tuple(alpha for alpha in ALPHA_GRID if alpha not in banned),
+            current=current,
+            speed_factors={
+                spec.instance_id: speeds[spec.instance_id].factor
+                for spec in fleet
+                if spec.instance_id in speeds
+            },
+            hop_s=window.hop_s,
+        )
+
+    def _or_undo(
+        self, known: AlphaUpdate | None, window: Episode, judgement: Judgement
+    ) -> tuple[TuningDecision, bool]:
+        """Return the decision, or the one to undo the last change where reality broke it.
+
+        P95 outside the promised interval undoes a change only where the simulator cannot
+        explain it: where it does, the workload has changed and the sweep's decision stands.
+        """
+        if known is None or known.previous_alpha is None or known.predicted_p95_s is None:
+            return judgement.decision, False
+        pool = known.pool
+        error = judgement.calibration_error
+        is_explained = error is not None and error <= self._params.rules.max_calibration_error
+        if is_explained or self._checked.get(pool) == known.revision:
+            return judgement.decision, False
+        self._checked[pool] = known.revision
+        promised_s = known.predicted_high_s or known.predicted_p95_s
+        undo = roll_back(
+            known.alpha,
+            known.previous_alpha,
+            predicted_p95_s=promised_s,
+            observed_p95_s=window.percentile_s(95, start=warm_up_of(len(window.queries))),
+            rules=self._params.rules,
+        )
+        if undo is None:
+            return judgement.decision, False
+        until_s = self._clock.now_s() + BAN_PERIODS * self._params.period_s
+        self._banned_until_s[pool, known.alpha] = until_s
+        return undo, True
+
+    def _report(
+        self,
+        pool: str,
+        trigger: str,
+        window: Episode,
+        answer: ReplayAnswer,
+        judgement: Judgement,
+        decision: TuningDecision,
+    ) -> None:
+        error = judgement.calibration_error
+        if error is not None:
+            self._metrics.calibration.set(error, pool=pool)
+        self._metrics.decisions.add(result="changed" if decision.is_change else "kept")
+        log.info(
+            "tuning_decided",
+            pool=pool,
+            trigger=trigger,
+            alpha=decision.alpha,
+            is_change=decision.is_change,
+            best_alpha=decision.best_alpha,
+            reason=decision.reason,
+            num_queries=len(window.queries),
+            num_censored=sum(window.is_censored),
+            observed_p95_s=window.percentile_s(95),
+            calibration_error=error,
+            num_alphas=len(answer.runs),
+            ineligible=judgement.ineligible,
+        )
+
+    async def _publish_alpha(
+        self,
+        pool: str,
+        current: float,
+        decision: TuningDecision,
+        judgement: Judgement,
+        known: AlphaUpdate | None,
+        *,
+        undone: bool,
+    ) -> None:
+        low_s, high_s = judgement.interval_s
+        is_promise = not undone and math.isfinite(low_s)
+        update = AlphaUpdate(
+            pool=pool,
+            alpha=decision.alpha,
+            revision=next_revision(known),
+            reason=decision.reason,
+            predicted_p95_s=decision.predicted_p95_s,
+            predicted_low_s=low_s if is_promise else None,
+            predicted_high_s=high_s if is_promise else None,
+            previous_alpha=current,
+            at_s=self._clock.now_s(),
+            tuner_id=self._params.tuner_id,
+        )
+        await self._publish(update, f"alpha/{pool}")
+        self._tables.alphas[pool] = update
+
+    async def _publish(self, message: Message, key: str) -> None:
+        await self._publisher.until_taken(CONTROL, message, key=key)

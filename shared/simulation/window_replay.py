@@ -1,0 +1,145 @@
+"""Replays a window of queries under several α: what the tuner and `hexflow tune` ask.
+
+Everything that goes in and out is plain data, so that it can cross to another process.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from shared.domain.instance import InstanceSpec
+from shared.domain.profile import WorkflowShape
+from shared.domain.trace import TraceQuery
+from shared.scheduling.judgement import Replayed, p95_judged_s
+from shared.scheduling.tuning import ALPHA_GRID, refine_alphas
+from shared.simulation.results import RunResult
+from shared.simulation.scenario import Scenario
+from shared.simulation.simulator import CoreName, simulate, sweep_alpha
+
+MAX_REFINEMENTS = 2
+
+
+class ReplayRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A window to be replayed.
+
+    Attributes:
+        queries: Arrivals, structure and lengths.
+        fleet: The instances, as they reported themselves.
+        policy: Policy name.
+        shapes: What the dispatcher is to expect.
+        alphas: Values to try; the best of them is refined.
+        current: α in force; it is always tried.
+        shapes_before: What the dispatcher expected in the window, where that differs: one more
+            run under `current` says whether the simulator reproduces the window.
+        speed_factors: Learned correction per instance.
+        hop_s: Time of one message between services, seconds.
+        admission: Most calls an engine is given at a time; None: its `max_num_seqs`.
+        max_batched_tokens: Prefill token budget of every engine; None: as the fleet has it.
+    """
+
+    queries: tuple[TraceQuery, ...]
+    fleet: tuple[InstanceSpec, ...]
+    policy: str
+    shapes: dict[str, WorkflowShape]
+    alphas: tuple[float, ...] = ALPHA_GRID
+    current: float = 0.1
+    shapes_before: dict[str, WorkflowShape] | None = None
+    speed_factors: dict[str, float] = {}
+    hop_s: float = 0.0
+    admission: int | None = None
+    max_batched_tokens: int | None = None
+
+
+class ReplayAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """Predictions for a window.
+
+    Attributes:
+        runs: One per α, smallest first.
+        as_it_was: Under the α and the expectations in force in the window.
+    """
+
+    runs: tuple[Replayed, ...]
+    as_it_was: Replayed
+
+
+def replay_window(request: ReplayRequest, *, core: CoreName = "auto") -> ReplayAnswer:
+    """Return what the window's queries would have taken under each α, on common arrivals.
+
+    Raises:
+        ConfigError: The request makes no run; names the place.
+    """
+    scenario = scenario_of(request)
+    tried = {
+        run.alpha: run for run in _sweep(scenario, sorted({*request.alphas, request.current}), core)
+    }
+    for _ in range(MAX_REFINEMENTS):
+        refined = refine_alphas({alpha: run.p95_s for alpha, run in tried.items()})
+        if not refined:
+            break
+        tried |= {run.alpha: run for run in _sweep(scenario, refined, core)}
+    runs = tuple(tried[alpha] for alpha in sorted(tried))
+    return ReplayAnswer(runs=runs, as_it_was=_as_it_was(request, scenario, core, tried))
+
+
+def scenario_of(request: ReplayRequest) -> Scenario:
+    """Return the run a request describes, under the α in force."""
+    fleet = request.fleet
+    if request.max_batched_tokens is not None:
+        fleet = tuple(
+            msgspec.structs.replace(spec, max_batched_tokens=request.max_batched_tokens)
+            for spec in fleet
+        )
+    return Scenario(
+        queries=request.queries,
+        fleet=fleet,
+        policy=request.policy,
+        alpha=request.current,
+        shapes=request.shapes,
+        speed_factors=request.speed_factors,
+        hop_s=request.hop_s,
+        admission=request.admission,
+    )
+
+
+def sweep_scenario(
+    scenario: Scenario, alphas: Sequence[float], *, core: CoreName = "auto"
+) -> list[Replayed]:
+    """Return predictions of one scenario under several α, in their order."""
+    return _sweep(scenario, alphas, core)
+
+
+def _sweep(scenario: Scenario, alphas: Sequence[float], core: CoreName) -> list[Replayed]:
+    results = sweep_alpha(scenario, alphas, core=core)
+    return [_replayed(result) for result in results]
+
+
+def _as_it_was(
+    request: ReplayRequest, scenario: Scenario, core: CoreName, tried: Mapping[float, Replayed]
+) -> Replayed:
+    if request.shapes_before is None or request.shapes_before == request.shapes:
+        return tried[request.current]
+    before = msgspec.structs.replace(scenario, shapes=request.shapes_before)
+    return _replayed(simulate(before, core=core))
+
+
+def _replayed(result: RunResult) -> Replayed:
+    generated = dict.fromkeys((spec.instance_id for spec in result.fleet), 0)
+    ids = [spec.instance_id for spec in result.fleet]
+    for index, tokens in zip(
+        result.call_instance.tolist(), result.output_tokens.tolist(), strict=True
+    ):
+        if index >= 0:
+            generated[ids[index]] += tokens
+    latencies_s = tuple(result.latency_s.tolist())
+    return Replayed(
+        alpha=result.alpha,
+        latencies_s=latencies_s,
+        p95_s=p95_judged_s(latencies_s),
+        shares=shares_of(generated),
+    )
+
+
+def shares_of(generated: Mapping[str, int]) -> dict[str, float]:
+    """Return instance_id -> share of the fleet's generated tokens, in [0, 1]."""
+    total = sum(generated.values())
+    return {key: tokens / total if total else 0.0 for key, tokens in generated.items()}
