@@ -10,23 +10,8 @@ from typing import Protocol
 
 import msgspec
 
-from shared.domain.instance import InstanceSpec
-from shared.simulation.speed_fit import RanCall, SpeedFit, fit_speed
+from shared.simulation.speed_fit import SpeedFit, SpeedRequest, fit_speed
 from shared.simulation.window_replay import ReplayAnswer, ReplayRequest, replay_window
-
-
-class SpeedRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One instance and the calls it ran.
-
-    Attributes:
-        spec: The instance as it described itself.
-        calls: What ran on it.
-        known: Speed factor in force.
-    """
-
-    spec: InstanceSpec
-    calls: tuple[RanCall, ...]
-    known: float = 1.0
 
 
 class Replay(Protocol):

@@ -6,13 +6,6 @@ from collections.abc import Mapping, Sequence
 import msgspec
 import structlog
 
-from services.tuner.learning import (
-    hit_factors,
-    is_notable,
-    learned_shapes,
-    speed_requests,
-    window_cut_s,
-)
 from services.tuner.params import TunerParams
 from services.tuner.replay import Replay
 from services.tuner.tables import Tables, next_revision, pool_of
@@ -26,6 +19,13 @@ from shared.errors import ConfigError
 from shared.ports import Clock
 from shared.runtime.metrics import Metrics
 from shared.runtime.publishing import Publisher
+from shared.runtime.window_learning import (
+    hit_factors,
+    is_notable,
+    learned_shapes,
+    speed_requests,
+    window_cut_s,
+)
 from shared.scheduling.judgement import Judgement, Observed, judge, warm_up_of
 from shared.scheduling.tuning import ALPHA_GRID, TuningDecision, roll_back
 from shared.simulation.speed_fit import SpeedFit

@@ -44,6 +44,20 @@ class RanCall(msgspec.Struct, frozen=True, kw_only=True):
     output_tokens: int
 
 
+class SpeedRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """One instance and the calls it ran.
+
+    Attributes:
+        spec: The instance as it described itself.
+        calls: What ran on it.
+        known: Speed factor in force.
+    """
+
+    spec: InstanceSpec
+    calls: tuple[RanCall, ...]
+    known: float = 1.0
+
+
 class SpeedFit(msgspec.Struct, frozen=True, kw_only=True):
     """What an instance's calls say of its speed.
 

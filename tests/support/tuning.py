@@ -2,10 +2,9 @@
 
 from collections.abc import Mapping
 
-from services.tuner.replay import SpeedRequest
 from shared.contracts.messages import CallTimes, LatencyEvent, Usage
 from shared.scheduling.judgement import Replayed
-from shared.simulation.speed_fit import SpeedFit
+from shared.simulation.speed_fit import SpeedFit, SpeedRequest
 from shared.simulation.window_replay import ReplayAnswer, ReplayRequest
 
 

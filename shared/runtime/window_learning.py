@@ -8,10 +8,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from statistics import median
+from types import MappingProxyType
 
 import msgspec
 
-from services.tuner.replay import SpeedRequest
 from shared.contracts.messages import LatencyEvent, SpeedUpdate
 from shared.contracts.query_window import QueryRecord
 from shared.domain.instance import InstanceSpec
@@ -20,7 +20,7 @@ from shared.domain.trace import TraceCall, TraceQuery, TraceStage
 from shared.scheduling.attainment import percentile
 from shared.scheduling.changepoints import latest_change
 from shared.scheduling.shapes import INPUTS_PER_OUTPUT, shape_from_trace
-from shared.simulation.speed_fit import RanCall
+from shared.simulation.speed_fit import RanCall, SpeedRequest
 
 CLIP = 4.0
 NOTABLE = 0.1
@@ -149,7 +149,7 @@ def _differs(new: float, old: float, *, scale: float = 0.0) -> bool:
 def speed_requests(
     records: Iterable[QueryRecord],
     fleet: Mapping[str, InstanceSpec],
-    known: Mapping[str, SpeedUpdate],
+    known: Mapping[str, SpeedUpdate] = MappingProxyType({}),
 ) -> dict[str, SpeedRequest]:
     """Return, per instance of the fleet, the calls it completed."""
     calls: dict[str, list[RanCall]] = defaultdict(list)
