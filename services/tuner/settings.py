@@ -2,10 +2,10 @@
 
 import socket
 
-from pydantic import Field
+from pydantic import Field, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from shared.scheduling.policies import DEFAULT_POLICY
+from shared.scheduling.policies import DEFAULT_POLICY, REGISTRY
 
 
 class TunerSettings(BaseSettings):
@@ -43,3 +43,11 @@ class TunerSettings(BaseSettings):
     """Largest |simulated / observed P95 - 1| at which the replay is believed."""
     enabled: bool = True
     """Whether α is published at all."""
+
+    @field_validator("policy")
+    @classmethod
+    def _is_known(cls, policy: str) -> str:
+        """Refuse a policy that no replay could run."""
+        if policy not in REGISTRY:
+            raise ValueError(f"unknown policy {policy!r}; known: {', '.join(sorted(REGISTRY))}")
+        return policy

@@ -1,5 +1,6 @@
 """What the Kafka adapter has to be told."""
 
+import re
 import ssl
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -12,6 +13,7 @@ from shared.errors import ConfigError
 SecurityProtocol = Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"]
 SaslMechanism = Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"]
 Compression = Literal["lz4", "zstd", "snappy", "gzip"]
+_ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[^\s:/,\[\]]+)(:\d{1,5})?")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,8 +70,11 @@ class KafkaParams:
         """Check what only makes sense together.
 
         Raises:
-            ConfigError: SASL without credentials.
+            ConfigError: SASL without credentials, or an address that is none.
         """
+        for address in self.bootstrap_servers.split(","):
+            if not _ADDRESS.fullmatch(address.strip()):
+                raise ConfigError(f"{address!r} is no Kafka address; write host:port")
         if self.security_protocol.startswith("SASL") and not (
             self.sasl_username and self.sasl_password
         ):

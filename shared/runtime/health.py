@@ -5,6 +5,7 @@ pulse is overdue, so a consumer that hangs is restarted although its process liv
 """
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, nullcontext
 
@@ -14,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from shared.errors import ConfigError
 from shared.ports import Clock
 from shared.runtime.metrics import Metrics
 
@@ -84,18 +86,29 @@ async def probes(
         metrics: What `/metrics` reports.
         host: Address to listen on.
         port: TCP port, or None.
+
+    Raises:
+        ConfigError: The address cannot be listened on.
     """
     if port is None:
         yield
         return
-    config = uvicorn.Config(
-        _app(health, metrics), host=host, port=port, log_config=None, lifespan="off"
-    )
+    listener = _listener(host, port)
+    config = uvicorn.Config(_app(health, metrics), log_config=None, lifespan="off")
     server = uvicorn.Server(config)
     server.capture_signals = nullcontext  # type: ignore[method-assign,assignment]  # signals are ours
     async with asyncio.TaskGroup() as group:
-        group.create_task(server.serve(), name="probes")
+        group.create_task(server.serve(sockets=[listener]), name="probes")
         try:
             yield
         finally:
             server.should_exit = True
+
+
+def _listener(host: str, port: int) -> socket.socket:
+    # Bound here, because uvicorn ends the whole process when it cannot bind.
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family)
+    except OSError as exc:
+        raise ConfigError(f"cannot serve probes on {host} port {port}: {exc.strerror}") from exc

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
 from pydantic.fields import FieldInfo
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
 from shared.contracts.topics import DAY_S, MAX_MESSAGE_BYTES, Topics
 from shared.errors import ConfigError
@@ -298,9 +298,12 @@ def load(cls: type[S], environ: Mapping[str, str] | None = None) -> S:
             raise ConfigError(msg)
     try:
         return cls()
+    except SettingsError as exc:  # a list or map that is no JSON; the cause may quote a secret
+        raise ConfigError(f"{prefix}*: {exc}; lists and maps are written as JSON") from exc
     except ValidationError as exc:
         lines = [
-            f"{prefix}{'__'.join(str(part).upper() for part in error['loc'])}: {error['msg']}"
+            f"{prefix}{'__'.join(str(part).upper() for part in error['loc']) or '*'}: "
+            + error["msg"].removeprefix("Value error, ")
             for error in exc.errors(include_input=False, include_url=False)
         ]
         raise ConfigError("; ".join(lines)) from exc

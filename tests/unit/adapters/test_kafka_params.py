@@ -34,6 +34,19 @@ def test_sasl_needs_credentials(user: str | None, password: str | None) -> None:
         KafkaParams(security_protocol="SASL_SSL", sasl_username=user, sasl_password=password)
 
 
+@pytest.mark.parametrize("servers", ["", "a:b:c", "kafka:port", "a:9092,", "kafka://a:9092", "a b"])
+def test_an_address_that_is_none_is_refused(servers: str) -> None:
+    """What aiokafka would fail on in its own words is told as a setting to put right."""
+    with pytest.raises(ConfigError, match="host:port"):
+        KafkaParams(bootstrap_servers=servers)
+
+
+@pytest.mark.parametrize("servers", ["kafka", "10.0.0.1:9092, b-1.example:9093", "[::1]:9092"])
+def test_names_and_numbers_are_addresses(servers: str) -> None:
+    """Host names, IPv4 and bracketed IPv6, with or without a port, one or several."""
+    assert KafkaParams(bootstrap_servers=servers).bootstrap_servers == servers
+
+
 def test_plaintext_sends_no_credentials() -> None:
     """Without SASL or TLS neither credentials nor certificates reach the client library."""
     arguments = KafkaParams(sasl_username="a", sasl_password=SECRET).connection()

@@ -1,10 +1,13 @@
 """Probes: fail when a loop makes no progress, not merely when the process dies."""
 
+import socket
+
 import httpx
 import pytest
 
 from shared.adapters.clock import ManualClock
-from shared.runtime.health import Health, _app
+from shared.errors import ConfigError
+from shared.runtime.health import Health, _app, probes
 from shared.runtime.metrics import Metrics
 
 
@@ -44,6 +47,26 @@ async def test_ready_names_every_cause(clock: ManualClock):
     status, text = await _status(health, metrics, "/ready")
     assert status == 503
     assert "127.0.0.1:9092" in text
+
+
+async def test_a_port_in_use_is_a_wrong_setting(clock: ManualClock):
+    """The service ends with the address it could not listen on, and no traceback."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"127.0.0.1 port {port}: Address already in use"):
+            async with probes(Health(clock), Metrics("tuner"), host="127.0.0.1", port=port):
+                pytest.fail("served on a port in use")
+
+
+async def test_probes_answer_while_they_are_open(clock: ManualClock):
+    """They are served on the address that was asked for, and gone afterwards."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
+        async with probes(Health(clock), Metrics("tuner"), host="127.0.0.1", port=port):
+            assert (await client.get("/live")).status_code == 200
+        with pytest.raises(httpx.ConnectError):
+            await client.get("/live")
 
 
 async def test_metrics_expose_counters_with_their_labels(clock: ManualClock):

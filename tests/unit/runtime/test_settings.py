@@ -2,6 +2,8 @@
 
 import pytest
 
+from services.dispatcher.settings import DispatcherSettings
+from services.tuner.settings import TunerSettings
 from shared.errors import ConfigError
 from shared.runtime.settings import MeshSettings, load, variable_names
 
@@ -43,6 +45,24 @@ def test_passwords_never_show_in_a_representation(monkeypatch):
     monkeypatch.setenv("HEXFLOW_KAFKA__SASL_PASSWORD", "hunter2")
     monkeypatch.setenv("HEXFLOW_REDIS__PASSWORD", "hunter3")
     assert "hunter" not in repr(load(MeshSettings))
+
+
+def test_a_map_that_is_no_json_is_a_wrong_setting(monkeypatch):
+    """A person is told which setting and how it is written, not shown a traceback."""
+    monkeypatch.setenv("DISPATCHER_TENANT_SLO_S", "{bad")
+    with pytest.raises(ConfigError, match=r"tenant_slo_s.*JSON"):
+        load(DispatcherSettings)
+
+
+@pytest.mark.parametrize(
+    ("variable", "cls"),
+    [("DISPATCHER_POLICY", DispatcherSettings), ("TUNER_POLICY", TunerSettings)],
+)
+def test_an_unknown_policy_is_refused_with_the_known_ones(monkeypatch, variable, cls):
+    """Every service that runs a policy knows its name before it starts."""
+    monkeypatch.setenv(variable, "nope")
+    with pytest.raises(ConfigError, match=r"unknown policy 'nope'; known: .*hexgen-flow"):
+        load(cls)
 
 
 def test_every_variable_name_is_known():
