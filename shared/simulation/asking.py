@@ -103,7 +103,8 @@ class PolicyDesk:
             view = dispatcher * len(fleet) + place
             outstanding = core.read("views", view, "outstanding")
             running = min(outstanding, core.read("lines", place, "inside"))
-            costs[spec.instance_id] = Cost(t_comp_s=cost_s)
+            cached_tokens = int(core.number("cached_tokens", place))
+            costs[spec.instance_id] = Cost(t_comp_s=cost_s, cached_tokens=cached_tokens)
             views.append(
                 InstanceView(
                     spec=spec,

@@ -205,6 +205,7 @@ class Layout:
             "events": np.zeros(4 * max(spec.max_num_seqs for spec in fleet), np.int64),
             "wakes_s": np.full(len(fleet), np.inf),
             "costs_s": np.zeros(len(fleet)),
+            "cached_tokens": np.zeros(len(fleet), np.int64),
             "touched": np.zeros(len(fleet), np.int64),
         }
 

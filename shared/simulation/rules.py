@@ -30,7 +30,7 @@ COMPILED_RULES = {
 
 
 def price_call(tables: Tables, run: RunState, index: int) -> int:
-    """Fill `costs_s` for a call; returns how many instances can run it."""
+    """Fill `costs_s` and `cached_tokens` for a call; returns how many instances can run it."""
     call = tables.calls[index]
     plan = tables.plans[index]
     tokens = call.input_tokens + call.output_tokens
@@ -48,6 +48,7 @@ def price_call(tables: Tables, run: RunState, index: int) -> int:
             _settle_evictions(tables, run, engine, instance)
             chain = instance * run.num_nodes + plan.chain
             cached = expected_cached_tokens(tables, engine, chain, call.input_tokens)
+        tables.cached_tokens[instance] = cached
         tables.costs_s[instance] = t_comp_s(engine, call, plan, cached)
     return eligible
 

@@ -42,10 +42,12 @@ class Tables:
         wakes_s: When each instance's segment ends.
         costs_s: Expected cost of the call under consideration, per instance; negative where it
             cannot run.
+        cached_tokens: Its prompt tokens expected in the cache, per instance.
     """
 
     __slots__ = (
         "arrivals",
+        "cached_tokens",
         "calls",
         "children",
         "costs_s",
@@ -93,3 +95,4 @@ class Tables:
     offers: MutableSequence[int]
     wakes_s: MutableSequence[float]
     costs_s: MutableSequence[float]
+    cached_tokens: MutableSequence[int]
