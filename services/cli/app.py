@@ -22,11 +22,14 @@ COMMANDS = {
     "demo": Command("demo", "Compare two policies on a live mesh, in under two minutes."),
     "up": Command("up", "Run a whole mesh on this machine."),
     "replay": Command("replay", "Drive a workload through a mesh and report what came back."),
+    "simulate": Command("simulate", "Simulate one workload on a fleet under one policy."),
+    "compare": Command("compare", "Compare policies on simulated fleets, with a report."),
+    "tune": Command("tune", "Decide about α on a recorded window, with the evidence."),
     "generate": Command("generate", "Write a generated Text-to-SQL trace."),
     "import": Command("import_trace", "Make a trace from OpenTelemetry spans or a CSV table."),
     "asyncapi": Command("asyncapi", "Print the message contract for producers in any language."),
     "topics": Command("topics", "Create and check the mesh's Kafka topics."),
-    "bench": Command("bench", "Measure what the mesh itself costs."),
+    "bench": Command("bench", "Measure what the mesh costs, and the simulator."),
     "version": Command("version", "Print the version."),
 }
 

@@ -1,11 +1,11 @@
-"""`hexflow bench`: what the mesh itself costs."""
+"""`hexflow bench`: what the mesh costs, and how fast it is simulated."""
 
 import typer
 
-from services.cli import bench_mesh
+from services.cli import bench_mesh, bench_simulator, bench_tuner
 
 app = typer.Typer(
-    help="Measure what the mesh itself costs.",
+    help="Measure what the mesh costs, and the simulator.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -14,7 +14,9 @@ app = typer.Typer(
 
 @app.callback()
 def bench() -> None:
-    """Measure what the mesh itself costs."""
+    """Measure what the mesh costs, and the simulator."""
 
 
 app.command("mesh")(bench_mesh.command)
+app.command("simulator")(bench_simulator.command)
+app.command("tuner")(bench_tuner.command)

@@ -1,0 +1,242 @@
+"""The tables of a comparison, as text cells: printed, written as Markdown, shown in the report."""
+
+import math
+import re
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from services.cli.lab.comparison import TARGET, Comparison, Contender
+from services.cli.lab.intervals import Interval, interval, ratio_interval
+from services.cli.lab.setting import Cell, Setting
+from services.cli.lab.tightest import TARGETS
+
+_INTERVAL = re.compile(r" ± [\d.,]+")
+Text = Callable[[Interval], str]
+
+
+class Grid(msgspec.Struct, frozen=True, kw_only=True):
+    """One table.
+
+    Attributes:
+        title: What it shows.
+        columns: Headings; the first is that of the row labels.
+        rows: Cells, as wide as the headings.
+        note: How to read it.
+    """
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    note: str = ""
+
+
+def setting_title(setting: Setting) -> str:
+    """Return a setting's name for people."""
+    return f"{setting.trace} on {setting.fleet}, {setting.arrivals} arrivals"
+
+
+def without_intervals(grid: Grid) -> Grid:
+    """Return a table whose cells say the means only, for narrow screens."""
+    rows = tuple(tuple(_INTERVAL.sub("", cell) for cell in row) for row in grid.rows)
+    return msgspec.structs.replace(grid, rows=rows)
+
+
+def grids_of(found: Comparison, setting: Setting) -> list[Grid]:
+    """Return the tables of one setting."""
+    return [
+        limits_grid(found, setting),
+        load_grid(found, setting, "p95_s", "P95 end-to-end time, seconds", _seconds),
+        ratio_grid(found, setting),
+        load_grid(found, setting, "attainment", "Queries answered within their SLO", _percent),
+        parameters_grid(found, setting),
+    ]
+
+
+def limits_grid(found: Comparison, setting: Setting) -> Grid:
+    """Return how far each policy gets: sustained rate and tightest SLO."""
+    capacity = found.capacity_qps[setting]
+    contenders = found.contenders()
+    first = contenders[0]
+    reference = found.sustained_qps(setting, first)
+    rows = []
+    for contender in contenders:
+        rates = found.sustained_qps(setting, contender)
+        share = interval([rate / capacity for rate in rates if rate > 0.0])
+        ratio = ratio_interval(reference, rates)
+        rows.append(
+            (
+                contender.label,
+                sustained_text(found, setting, contender),
+                _percent(share) if share.num else "–",
+                "1" if contender == first else _ratio(ratio),
+                *(_plain(interval(_scales(found, setting, contender, t))) for t in TARGETS),
+            )
+        )
+    rows.append(("upper bound", f"{capacity:.3f}", "100%", "–", "–", "–"))
+    focus = found.focus_qps[setting]
+    return Grid(
+        title=f"How far each policy gets: {setting_title(setting)}",
+        columns=(
+            "policy",
+            "sustained,\nqueries/s",
+            "of upper\nbound",
+            "the first\ngets",
+            *(f"tightest\nSLO, {target:.0%}" for target in TARGETS),
+        ),
+        rows=tuple(rows),
+        note=(
+            f"Sustained: up to this rate {TARGET:.0%} are answered within their SLO, interpolated "
+            f"between the rates simulated. The first gets: {first.label}'s sustained rate over "
+            "this one. The tightest SLO is the "
+            "smallest multiple of a query's isolated time that this share of queries meets at "
+            f"{focus:.3g} queries/s ({focus / capacity:.0%} of the upper bound), the highest rate "
+            f"at which {first.label} attains {TARGET:.0%}. ± is the 95% confidence interval over "
+            f"{len(found.plan.seeds)} seeds; ratios are paired by seed."
+        ),
+    )
+
+
+def load_grid(
+    found: Comparison,
+    setting: Setting,
+    name: str,
+    title: str,
+    text: Text,
+) -> Grid:
+    """Return one measure of every policy under every load."""
+    rows = []
+    for contender in found.contenders():
+        cells = [
+            interval(found.values(Cell(setting=setting, rate_qps=rate), contender, name))
+            for rate in found.rates_qps(setting)
+        ]
+        rows.append((contender.label, *(text(cell) for cell in cells)))
+    return Grid(title=title, columns=_load_columns(found, setting), rows=tuple(rows))
+
+
+def ratio_grid(found: Comparison, setting: Setting) -> Grid:
+    """Return every policy's P95 over the first one's."""
+    first, *others = found.contenders()
+    rows = []
+    for contender in others:
+        ratios = [
+            found.ratio(Cell(setting=setting, rate_qps=rate), contender, first, "p95_s")
+            for rate in found.rates_qps(setting)
+        ]
+        rows.append((contender.label, *map(_ratio, ratios)))
+    return Grid(
+        title=f"P95 over that of {first.label}",
+        columns=_load_columns(found, setting),
+        rows=tuple(rows),
+        note=f"Above 1: {first.label} is faster. Geometric means of pairs with the same seed.",
+    )
+
+
+def parameters_grid(found: Comparison, setting: Setting) -> Grid:
+    """Return the parameters that were used under every load."""
+    tuned = {(curve.policy) for curve in found.alpha_curves}
+    rows = []
+    for contender in found.contenders():
+        if contender.policy not in tuned and contender.flags == "given":
+            continue
+        texts = []
+        for rate in found.rates_qps(setting):
+            variant = found.rows(Cell(setting=setting, rate_qps=rate), contender)[0].variant
+            parts = [f"α {variant.alpha:.2g}"] if contender.policy in tuned else []
+            if contender.flags != "given":
+                parts.append(f"{variant.token_budget:,}" if variant.token_budget else "as given")
+            texts.append(", ".join(parts))
+        rows.append((contender.label, *texts))
+    return Grid(
+        title="Parameters found on seeds that were not measured",
+        columns=_load_columns(found, setting),
+        rows=tuple(rows),
+        note="α, and the token budget of an iteration where it was searched.",
+    )
+
+
+def headlines(found: Comparison, setting: Setting) -> list[str]:
+    """Return what a reader should take away, easy wins and lost comparisons included."""
+    first, *others = found.contenders()
+    own = found.sustained(setting, first)
+    capacity = found.capacity_qps[setting]
+    keeps = (
+        f"{first.label} keeps {TARGET:.0%} of the queries within their SLO up to "
+        f"{sustained_text(found, setting, first)} queries/s, {own.mean / capacity:.0%} of what no "
+        f"policy could exceed on this fleet ({capacity:.3f})."
+    )
+    lines = [keeps]
+    rated = [(found.sustained(setting, other).mean, other) for other in others]
+    rated = [(rate, other) for rate, other in rated if math.isfinite(rate)]
+    if not rated:
+        return lines
+    best_rate, best = max(rated, key=lambda pair: pair[0])
+    _, worst = min(rated, key=lambda pair: pair[0])
+    if best_rate > 0.0 and own.mean > 0.0:
+        lines.append(_against("strongest", found, setting, best))
+    if worst != best:
+        lines.append(_against("weakest", found, setting, worst))
+    return lines
+
+
+def sustained_text(found: Comparison, setting: Setting, contender: Contender) -> str:
+    """Return a policy's sustained rate; says so where it lies outside the rates simulated."""
+    rates = found.rates_qps(setting)
+    values = found.sustained_qps(setting, contender)
+    if all(value == 0.0 for value in values):
+        return f"below {rates[0]:.3g}"
+    if found.sustains_all(setting, contender):
+        return f"at least {rates[-1]:.3g}"
+    return _number(interval(values), 3)
+
+
+def _against(word: str, found: Comparison, setting: Setting, other: Contender) -> str:
+    first = found.contenders()[0]
+    ratio = ratio_interval(found.sustained_qps(setting, first), found.sustained_qps(setting, other))
+    cell = Cell(setting=setting, rate_qps=found.focus_qps[setting])
+    p95 = found.ratio(cell, other, first, "p95_s")
+    text = f"Against {other.label}, the {word} of the others here"
+    if ratio.num:
+        text += f", that is {_ratio(ratio)} times as many queries"
+    else:
+        text += f" ({sustained_text(found, setting, other)} queries/s)"
+    return f"{text}; P95 at {cell.rate_qps:.3g} queries/s is {_ratio(p95)} times {first.label}'s."
+
+
+def _scales(
+    found: Comparison, setting: Setting, contender: Contender, target: float
+) -> Sequence[float]:
+    return found.scales[setting, contender][target]
+
+
+def _load_columns(found: Comparison, setting: Setting) -> tuple[str, ...]:
+    capacity = found.capacity_qps[setting]
+    rates = found.rates_qps(setting)
+    return ("policy", *(f"{rate / capacity:.0%}\n{rate:.3g}/s" for rate in rates))
+
+
+def _number(value: Interval, digits: int) -> str:
+    if not math.isfinite(value.mean):
+        return "–"
+    half = f" ± {value.half:.{digits}f}" if math.isfinite(value.half) else ""
+    return f"{value.mean:.{digits}f}{half}"
+
+
+def _seconds(value: Interval) -> str:
+    return _number(value, 0)
+
+
+def _plain(value: Interval) -> str:
+    return _number(value, 1)
+
+
+def _ratio(value: Interval) -> str:
+    return _number(value, 2)
+
+
+def _percent(value: Interval) -> str:
+    if not math.isfinite(value.mean):
+        return "–"
+    half = f" ± {100 * value.half:.1f}" if math.isfinite(value.half) else ""
+    return f"{100 * value.mean:.1f}{half}%"

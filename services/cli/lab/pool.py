@@ -1,0 +1,219 @@
+"""Runs jobs in worker processes, with live progress on stderr."""
+
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from typing import Protocol
+
+import msgspec
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+from services.cli.lab.bench import Workbench
+from services.cli.lab.setting import Job, Row, Setup
+from shared.errors import MeshError
+from shared.simulation.simulator import CoreName
+
+LINE_EVERY_S = 10.0
+
+
+class WorkerLost(MeshError):
+    """A worker process of the lab died."""
+
+    reason = "worker_lost"
+
+
+class Runner(Protocol):
+    """Runs many jobs."""
+
+    def run(self, label: str, jobs: Sequence[Job]) -> list[Row]:
+        """Return the rows of all jobs, in the jobs' order.
+
+        Args:
+            label: What they are, for the progress shown.
+            jobs: The work.
+        """
+        ...
+
+
+class LocalRunner:
+    """Runs jobs one after the other in this process.
+
+    Args:
+        setup: What all jobs have in common.
+        progress: Where progress is shown.
+        core: Which core simulates.
+    """
+
+    def __init__(self, setup: Setup, progress: "JobProgress", core: CoreName = "auto") -> None:
+        self._bench = Workbench(setup, core)
+        self._progress = progress
+
+    def run(self, label: str, jobs: Sequence[Job]) -> list[Row]:
+        """See `Runner`."""
+        rows = []
+        with self._progress.stage(label, len(jobs)) as advance:
+            for job in jobs:
+                rows += self._bench.run(job)
+                advance()
+        return rows
+
+
+class ProcessRunner:
+    """Runs jobs in worker processes that hold the setup.
+
+    Args:
+        executor: The processes; see `open_runner`.
+        progress: Where progress is shown.
+    """
+
+    def __init__(self, executor: ProcessPoolExecutor, progress: "JobProgress") -> None:
+        self._executor = executor
+        self._progress = progress
+
+    def run(self, label: str, jobs: Sequence[Job]) -> list[Row]:
+        """See `Runner`.
+
+        Raises:
+            WorkerLost: A process died, for example for want of memory.
+        """
+        with self._progress.stage(label, len(jobs)) as advance:
+            futures: list[Future[bytes]] = [self._executor.submit(_work, job) for job in jobs]
+            try:
+                for future in as_completed(futures):
+                    future.result()
+                    advance()
+            except BrokenProcessPool as exc:
+                raise WorkerLost("a simulating process died; was it killed for memory?") from exc
+        return [
+            row
+            for future in futures
+            for row in msgspec.msgpack.decode(future.result(), type=list[Row])
+        ]
+
+
+@contextmanager
+def open_runner(
+    setup: Setup, num_processes: int, console: Console, *, quiet: bool = False
+) -> Iterator[Runner]:
+    """Provide a runner; its processes end with the block, at once when it fails.
+
+    Args:
+        setup: What all jobs have in common.
+        num_processes: Processes; 1 runs in this one.
+        console: Where progress is shown.
+        quiet: Show none.
+    """
+    progress = JobProgress(console, quiet=quiet)
+    if num_processes == 1:
+        yield LocalRunner(setup, progress)
+        return
+    executor = ProcessPoolExecutor(
+        num_processes,
+        mp_context=multiprocessing.get_context("spawn"),
+        initializer=_begin,
+        initargs=(msgspec.msgpack.encode(setup),),
+    )
+    try:
+        with progress.stage("loading the compiled simulator", 1) as advance:
+            # Done once: where machine code must be made first, all processes would make it.
+            executor.submit(_load).result()
+            advance()
+        yield ProcessRunner(executor, progress)
+    finally:
+        executor.shutdown(wait=False, cancel_futures=True)
+        for child in multiprocessing.active_children():
+            child.terminate()
+
+
+class JobProgress:
+    """Shows how far the lab is: a bar on a terminal, else a line now and then.
+
+    Args:
+        console: Where to.
+        quiet: Show nothing.
+    """
+
+    def __init__(self, console: Console, *, quiet: bool = False) -> None:
+        self._console = console
+        self._quiet = quiet
+
+    @contextmanager
+    def stage(self, label: str, total: int) -> Iterator[Callable[[], None]]:
+        """Show one stage; the block calls what it is given after every job."""
+        if self._quiet or total == 0:
+            yield lambda: None
+        elif self._console.is_terminal:
+            with self._bar() as bar:
+                task = bar.add_task(label, total=total)
+                yield lambda: bar.advance(task)
+        else:
+            yield _Lines(self._console, label, total).advance
+
+    def _bar(self) -> Progress:
+        return Progress(
+            TextColumn("[bold]{task.description}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(compact=True),
+            console=self._console,
+        )
+
+
+class _Lines:
+    """Plain lines, at most one every few seconds."""
+
+    def __init__(self, console: Console, label: str, total: int) -> None:
+        self._console = console
+        self._label = label
+        self._total = total
+        self._done = 0
+        self._started_s = self._said_s = time.monotonic()
+
+    def advance(self) -> None:
+        """Count one job."""
+        self._done += 1
+        now_s = time.monotonic()
+        if self._done == self._total or now_s - self._said_s >= LINE_EVERY_S:
+            self._said_s = now_s
+            spent_s = now_s - self._started_s
+            self._console.print(f"{self._label}: {self._done}/{self._total} in {spent_s:.0f} s")
+
+
+def default_processes() -> int:
+    """Return how many processes this machine's free cores are good for."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:
+        return os.cpu_count() or 1
+
+
+_held: list[Workbench] = []
+
+
+def _begin(packed: bytes) -> None:
+    """Prepare a worker process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends its workers
+    _held.append(Workbench(msgspec.msgpack.decode(packed, type=Setup), core="compiled"))
+
+
+def _load() -> None:
+    import shared.simulation.compiled  # noqa: F401, PLC0415 - what loading it leaves on disk
+
+
+def _work(job: Job) -> bytes:
+    return msgspec.msgpack.encode(_held[0].run(job))
