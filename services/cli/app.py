@@ -25,6 +25,7 @@ COMMANDS = {
     "simulate": Command("simulate", "Simulate one workload on a fleet under one policy."),
     "compare": Command("compare", "Compare policies on simulated fleets, with a report."),
     "tune": Command("tune", "Decide about α on a recorded window, with the evidence."),
+    "adapt": Command("adapt", "Watch the tuner adapt to changing load, live."),
     "generate": Command("generate", "Write a generated Text-to-SQL trace."),
     "import": Command("import_trace", "Make a trace from OpenTelemetry spans or a CSV table."),
     "asyncapi": Command("asyncapi", "Print the message contract for producers in any language."),

@@ -2,7 +2,7 @@
 
 import typer
 
-from services.cli import bench_mesh, bench_simulator, bench_tuner
+from services.cli import bench_mesh, bench_simulator, bench_stationary, bench_tuner
 
 app = typer.Typer(
     help="Measure what the mesh costs, and the simulator.",
@@ -20,3 +20,4 @@ def bench() -> None:
 app.command("mesh")(bench_mesh.command)
 app.command("simulator")(bench_simulator.command)
 app.command("tuner")(bench_tuner.command)
+app.command("stationary")(bench_stationary.command)

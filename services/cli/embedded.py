@@ -33,6 +33,7 @@ from shared.ports import Broker, Clock, StateStore
 from shared.runtime.health import Health
 from shared.runtime.metrics import Metrics
 from shared.scheduling.policies import DEFAULT_POLICY, make_policy
+from shared.scheduling.tuning import TuningRules
 
 READY_WITHIN_S = 30.0
 POLL_S = 0.02
@@ -54,6 +55,8 @@ class EmbeddedParams:
     """Mesh seconds per wall second."""
     tunes: bool = True
     """Whether a tuner runs too."""
+    tuner: TunerParams | None = None
+    """When and how it acts; None: as a tuner process would by default."""
     drain_s: float = 10.0
     """Longest time running calls get to finish at the end, wall seconds."""
 
@@ -79,6 +82,8 @@ class EmbeddedMesh(MeshAccess):
     state_pid: int
     """Process id of its state store."""
     services: dict[str, ServiceProbe] = field(default_factory=dict)
+    engines: dict[str, SimulatedEngine] = field(default_factory=dict)
+    """instance_id -> its engine, to make it misbehave."""
 
 
 @asynccontextmanager
@@ -126,6 +131,7 @@ async def _workers(mesh: EmbeddedMesh, store: StateStore) -> AsyncIterator[None]
         services: dict[str, Serve] = {}
         for spec in mesh.params.fleet:
             engine = await engines.enter_async_context(SimulatedEngine.open(spec, mesh.clock))
+            mesh.engines[spec.instance_id] = engine
             name = f"worker {spec.instance_id}"
             probe = _probe(mesh, name, Metrics("worker", spec.instance_id))
             worker = build_worker(
@@ -156,7 +162,8 @@ async def _tuner(mesh: EmbeddedMesh) -> AsyncIterator[None]:
             replay=ProcessReplay(executor),
             clock=mesh.clock,
             topics=mesh.topics,
-            params=TunerParams(policy=mesh.params.policy, initial_alpha=mesh.params.alpha),
+            params=mesh.params.tuner
+            or TunerParams(policy=mesh.params.policy, initial_alpha=mesh.params.alpha),
             metrics=probe.metrics,
             health=probe.health,
         )
@@ -219,3 +226,22 @@ async def _ready(waiting: dict[str, Health]) -> None:
         causes = {name: health.unready_causes() for name, health in waiting.items()}
         text = "; ".join(f"{name}: {cause}" for name, cause in causes.items() if cause)
         raise TransientError(f"the mesh was not ready within {READY_WITHIN_S:g} s: {text}") from exc
+
+
+def tuner_params(
+    *,
+    initial_alpha: float,
+    window_queries: int,
+    min_queries: int,
+    period_s: float,
+    quiet_s: float,
+) -> TunerParams:
+    """Return parameters of the embedded tuner, see `TunerParams`."""
+    return TunerParams(
+        initial_alpha=initial_alpha,
+        window_queries=window_queries,
+        min_queries=min_queries,
+        period_s=period_s,
+        quiet_s=quiet_s,
+        rules=TuningRules(min_queries=min_queries),
+    )

@@ -35,6 +35,7 @@ log = structlog.get_logger(__name__)
 
 NOTABLE_SPEED = 0.1
 NOTABLE_HITS = 0.25
+OTHER_SPEED = 0.25
 CACHE_IS_LOST_BELOW = 0.1
 PRIOR_CALLS = 10.0
 BAN_PERIODS = 3.0
@@ -79,10 +80,13 @@ class Steering:
         records = [*ended, *running]
         requests = speed_requests(records, self._tables.fleet, self._tables.speeds)
         fits = await self._replay.speeds(requests)
-        await self._publish_speeds(fits, hit_factors(records))
+        is_other = await self._publish_speeds(fits, hit_factors(records))
         cuts = [window_cut_s(ended), *(fit.changed_at_s for fit in fits.values())]
+        if is_other:  # so far calls were dispatched under a wrong belief, which no replay repeats
+            cuts.append(self._clock.now_s())
         cut_s = max((cut for cut in cuts if cut is not None), default=None)
-        recent = [r for r in ended if cut_s is None or r.arrival_s >= cut_s] or list(ended)
+        workload_s = cuts[0]
+        recent = [r for r in ended if workload_s is None or r.arrival_s >= workload_s] or ended
         await self._publish_shapes(recent)
         return cut_s
 
@@ -105,7 +109,9 @@ class Steering:
 
     async def _publish_speeds(
         self, fits: Mapping[str, SpeedFit], hits: Mapping[str, float]
-    ) -> None:
+    ) -> bool:
+        """Publish what differs notably; return whether a speed is quite another than believed."""
+        is_other = False
         for instance_id, fit in fits.items():
             known = self._tables.speeds.get(instance_id)
             old, old_hits = (known.factor, known.hit_factor) if known else (1.0, 1.0)
@@ -123,8 +129,10 @@ class Steering:
                 at_s=self._clock.now_s(),
             )
             log.info("speed_learned", instance_id=instance_id, factor=new, hit_factor=new_hits)
+            is_other |= abs(math.log(update.factor / old)) > OTHER_SPEED
             await self._publish(update, f"speed/{instance_id}")
             self._tables.speeds[instance_id] = update
+        return is_other
 
     async def decide(
         self, ended: Sequence[QueryRecord], running: Sequence[QueryRecord], trigger: str

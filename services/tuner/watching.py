@@ -15,7 +15,8 @@ from shared.scheduling.attainment import percentile
 
 MAX_LABELS = 20
 OTHERS = "(others)"
-LESSON_SHARE = 0.5
+LESSON_SHARE = 0.25
+REST_SHARE = 0.25
 LEAST_LESSON = 20
 
 
@@ -75,6 +76,8 @@ class Watching:
             return "change"
         if now_s - self._decided_at_s >= self._params.period_s:
             return "schedule"
+        if now_s - self._decided_at_s < REST_SHARE * self._params.period_s:
+            return None
         p95_s = _p95_s(ended[-self._params.min_queries :])
         return "degradation" if p95_s > self._limit_s() else None
 

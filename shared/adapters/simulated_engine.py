@@ -65,6 +65,9 @@ class SimulatedEngine:
         self._is_hanging = False
         self._num_failures = 0
         self._fails_late = False
+        self._slowdown = 1.0
+        self._slowed_at_s = self._slowed_from_s = 0.0
+        self._caches = True
 
     @classmethod
     @asynccontextmanager
@@ -148,6 +151,22 @@ class SimulatedEngine:
         self._num_failures = count
         self._fails_late = after_first_token
 
+    def slow_down(self, factor: float) -> None:
+        """Take `factor` times as long for everything from now on; what it says of itself stays.
+
+        Args:
+            factor: Compared with the latency model, > 0; 1 ends it.
+        """
+        now_s = self._clock.now_s()
+        self._slowed_from_s = self._model_s(now_s)
+        self._slowed_at_s = now_s
+        self._slowdown = factor
+        self._changed.set()
+
+    def lose_cache(self) -> None:
+        """Find no prompt prefix in the cache from now on; what it says of itself stays."""
+        self._caches = False
+
     def recover(self) -> None:
         """End hanging and failing."""
         self._is_hanging = False
@@ -167,10 +186,10 @@ class SimulatedEngine:
         try:
             self._instance.add(
                 generation.handle,
-                now_s=self._clock.now_s(),
+                now_s=self._model_s(self._clock.now_s()),
                 input_tokens=lengths.input_tokens,
                 output_tokens=lengths.output_tokens,
-                prefix=call.request.prefix,
+                prefix=call.request.prefix if self._caches else (),
                 priority=call.queue_score,
             )
         except InvalidCall as exc:
@@ -181,7 +200,7 @@ class SimulatedEngine:
 
     def _drop(self, generation: _Generation) -> None:
         del self._running[generation.handle]
-        self._instance.abort(generation.handle, now_s=self._clock.now_s())
+        self._instance.abort(generation.handle, now_s=self._model_s(self._clock.now_s()))
         self._changed.set()
 
     async def _next_event(self, generation: _Generation) -> BatchEvent:
@@ -223,14 +242,23 @@ class SimulatedEngine:
     def _deliver(self) -> float:
         if self._is_hanging or self._dead.is_set():
             return math.inf
-        for event in self._instance.advance(self._clock.now_s()):
+        for event in self._instance.advance(self._model_s(self._clock.now_s())):
             generation = self._running.get(event.handle)
             if generation is not None:
                 generation.put(event)
-        due_s = self._instance.next_event_s()  # fixes the next batch
+        due_s = self._mesh_s(self._instance.next_event_s())  # fixes the next batch
         self._batch_changed.set()
         self._batch_changed = asyncio.Event()
         return due_s
+
+    # A slow engine is a quick one on a slow clock.
+
+    def _model_s(self, mesh_s: float) -> float:
+        """Return the batching model's time at an instant of the mesh."""
+        return self._slowed_from_s + (mesh_s - self._slowed_at_s) / self._slowdown
+
+    def _mesh_s(self, model_s: float) -> float:
+        return self._slowed_at_s + (model_s - self._slowed_from_s) * self._slowdown
 
     async def _sleep_until(self, due_s: float) -> None:
         delay_s = due_s - self._clock.now_s()

@@ -1,0 +1,380 @@
+"""`hexflow adapt`: watch the tuner adapt, live, and compare with the best constant α.
+
+An embedded mesh with simulated engines goes through phases. The tuner sees only `latency-events`;
+it starts at α = 0.7 with priors that are wrong by a factor of two. After the run every phase is
+simulated under all α with everything known; the best of them is the mark to reach.
+"""
+
+import asyncio
+import math
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+from rich.table import Table
+
+from services.cli import adaptation
+from services.cli.adaptation import Phase, queries_of, scenario_of_phase, wrong_priors
+from services.cli.console import print_json, stderr_console, stdout_console
+from services.cli.embedded import EmbeddedMesh, EmbeddedParams, open_embedded, tuner_params
+from services.cli.interrupts import run_until_stopped
+from services.cli.options import JsonOption, OutOption, VerboseOption, configure_logs
+from services.cli.progress import live_progress
+from services.cli.session import MeshAccess, drive
+from services.cli.tally import Tally, finite
+from services.cli.tuning_window import events_text, read_mesh
+from services.cli.workload import load_fleet
+from shared.contracts.codec import decode_any
+from shared.contracts.messages import AlphaUpdate, LatencyEvent, SpeedUpdate, WorkflowProfile
+from shared.contracts.topics import CONTROL
+from shared.domain.instance import InstanceSpec
+from shared.domain.trace import TraceQuery
+from shared.errors import ContractError
+from shared.ports import TopicPartition
+from shared.runtime.publishing import Publisher
+from shared.scheduling.attainment import percentile
+from shared.simulation.window_replay import sweep_scenario
+
+FLEET = "hetero-1"
+START_ALPHA = 0.7
+WRONG_BY = 2.0
+EXHAUSTIVE = (
+    *(0.0, 0.001, 0.003, 0.006, 0.01, 0.02, 0.03, 0.04, 0.07, 0.1, 0.14, 0.2, 0.28),
+    *(0.4, 0.55, 0.7, 0.8, 0.9, 0.95, 0.98, 1.0),
+)
+ADAPTED_FROM = 0.5
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+class Moment(msgspec.Struct, frozen=True, kw_only=True):
+    """Something the tuner published.
+
+    Attributes:
+        at_s: Seconds since the run began.
+        what: `alpha`, `speed` or `profile`.
+        key: Pool, instance or workflow.
+        value: α or factor; None for a profile.
+        reason: Why, for people.
+    """
+
+    at_s: float
+    what: str
+    key: str
+    value: float | None = None
+    reason: str = ""
+
+
+class PhaseResult(msgspec.Struct, frozen=True, kw_only=True):
+    """A phase, live and simulated.
+
+    Attributes:
+        name: For people.
+        starts_s: Seconds since the run began.
+        alpha: In force at its end.
+        live_p95_s: Of the queries that arrived in its second half, seconds.
+        tuned_p95_s: The same queries simulated under `alpha`, seconds.
+        best_alpha: Best constant by exhaustive simulation.
+        best_p95_s: Its P95, seconds.
+        p95_by_alpha: All of them.
+    """
+
+    name: str
+    starts_s: float
+    alpha: float
+    live_p95_s: float
+    tuned_p95_s: float
+    best_alpha: float
+    best_p95_s: float
+    p95_by_alpha: dict[str, float]
+
+
+class Adapted(msgspec.Struct, frozen=True, kw_only=True):
+    """A whole run.
+
+    Attributes:
+        phases: In order.
+        moments: What the tuner published.
+        latencies: (arrival since the run began, end-to-end time) of every completed query, seconds.
+        time_scale: Workload seconds per wall second.
+        hop_s: Time of one message, workload seconds.
+    """
+
+    phases: tuple[PhaseResult, ...]
+    moments: tuple[Moment, ...]
+    latencies: tuple[tuple[float, float], ...]
+    time_scale: float
+    hop_s: float
+
+
+async def run_phases(
+    plan: Sequence[Phase],
+    fleet: tuple[InstanceSpec, ...],
+    time_scale: float,
+    seed: int,
+    stop: asyncio.Event,
+) -> tuple[
+    list[tuple[Phase, tuple[TraceQuery, ...], float, Tally]], list[LatencyEvent], list[Moment]
+]:
+    """Run the phases live; return each with its queries, start and outcomes, and what was said."""
+    params = EmbeddedParams(
+        fleet=fleet,
+        alpha=START_ALPHA,
+        time_scale=time_scale,
+        tuner=tuner_params(
+            initial_alpha=START_ALPHA,
+            window_queries=400,
+            min_queries=100,
+            period_s=200.0,
+            quiet_s=60.0,
+        ),
+        drain_s=2.0,
+    )
+    done = []
+    async with open_embedded(params) as mesh:
+        publisher = Publisher(mesh.broker, mesh.topics, mesh.clock)
+        prior = WorkflowProfile(shape=wrong_priors(WRONG_BY), revision=1, tuner_id="prior")
+        await publisher.until_taken(CONTROL, prior, key=f"profile/{adaptation.WORKFLOW}")
+        began_s = mesh.clock.now_s()
+        for index, phase in enumerate(plan):
+            if stop.is_set():
+                break
+            _set_engines(mesh, phase)
+            queries = queries_of(phase, fleet, seed + index, f"p{index}")
+            tally = Tally()
+            starts_s = mesh.clock.now_s() - began_s
+            async with live_progress(stderr_console(), phase.name, len(queries), tally):
+                await drive(mesh, queries, tally, stop, f"adapt{seed}")
+            done.append((phase, queries, starts_s, tally))
+        moments = await _moments(mesh, began_s)
+        events = await read_mesh(mesh)
+    return done, [_since(event, began_s) for event in events], moments
+
+
+def _since(event: LatencyEvent, began_s: float) -> LatencyEvent:
+    times = {
+        name: None if value is None else value - began_s
+        for name, value in msgspec.structs.asdict(event.times).items()
+    }
+    return msgspec.structs.replace(
+        event,
+        arrival_s=event.arrival_s - began_s,
+        times=msgspec.structs.replace(event.times, **times),
+    )
+
+
+def _set_engines(mesh: EmbeddedMesh, phase: Phase) -> None:
+    for instance_id, engine in mesh.engines.items():
+        engine.slow_down(phase.slow.get(instance_id, 1.0))
+        if not phase.caches:
+            engine.lose_cache()
+
+
+async def _moments(access: MeshAccess, began_s: float) -> list[Moment]:
+    """Return what is on `control`, in order."""
+    found = []
+    tp = TopicPartition(access.topics.name(CONTROL), 0)
+    async with access.broker.partition_consumer([tp], start="beginning") as consumer:
+        while records := await consumer.fetch(timeout_s=0.5):
+            for record in records:
+                try:
+                    update = decode_any(
+                        record.value or b"", AlphaUpdate, SpeedUpdate, WorkflowProfile
+                    )
+                except ContractError:
+                    continue
+                found.append(_moment(update, began_s))
+    return found
+
+
+def _moment(update: object, began_s: float) -> Moment:
+    if isinstance(update, AlphaUpdate):
+        return Moment(
+            at_s=update.at_s - began_s,
+            what="alpha",
+            key=update.pool,
+            value=update.alpha,
+            reason=update.reason,
+        )
+    if isinstance(update, SpeedUpdate):
+        return Moment(
+            at_s=update.at_s - began_s,
+            what="speed",
+            key=update.instance_id,
+            value=update.factor,
+            reason=f"hits {update.hit_factor:.2f}",
+        )
+    if isinstance(update, WorkflowProfile):
+        return Moment(
+            at_s=max(0.0, update.at_s - began_s), what="profile", key=update.shape.workflow
+        )
+    raise TypeError(type(update).__name__)
+
+
+def judged_against_best(
+    done: Sequence[tuple[Phase, tuple[TraceQuery, ...], float, Tally]],
+    fleet: tuple[InstanceSpec, ...],
+    moments: Sequence[Moment],
+    hop_s: float,
+) -> tuple[PhaseResult, ...]:
+    """Return every phase with its best constant α by exhaustive simulation."""
+    ends_s = [starts_s for _, _, starts_s, _ in done[1:]] + [math.inf]
+    return tuple(
+        _phase_result(phase, queries, starts_s, tally, fleet, _alpha_at(moments, end_s), hop_s)
+        for (phase, queries, starts_s, tally), end_s in zip(done, ends_s, strict=True)
+    )
+
+
+def _alpha_at(moments: Sequence[Moment], at_s: float) -> float:
+    alphas = [m.value for m in moments if m.what == "alpha" and m.at_s < at_s]
+    return alphas[-1] if alphas and alphas[-1] is not None else START_ALPHA
+
+
+def _phase_result(
+    phase: Phase,
+    queries: tuple[TraceQuery, ...],
+    starts_s: float,
+    tally: Tally,
+    fleet: tuple[InstanceSpec, ...],
+    alpha: float,
+    hop_s: float,
+) -> PhaseResult:
+    first = int(ADAPTED_FROM * len(queries))
+    from_s = queries[first].arrival_s or 0.0
+    began_s = min((end.arrival_s for end in tally.ends), default=0.0) - (
+        queries[0].arrival_s or 0.0
+    )
+    live = [e.latency_s for e in tally.ends if e.completed and e.arrival_s - began_s >= from_s]
+    scenario = scenario_of_phase(phase, queries, fleet, hop_s=hop_s)
+    runs = sweep_scenario(scenario, sorted({*EXHAUSTIVE, alpha}))
+    p95_s = {run.alpha: percentile(list(run.latencies_s[first:]), 95) for run in runs}
+    best = min(p95_s, key=lambda one: (p95_s[one], one))
+    return PhaseResult(
+        name=phase.name,
+        starts_s=starts_s,
+        alpha=alpha,
+        live_p95_s=percentile(live, 95),
+        tuned_p95_s=p95_s[alpha],
+        best_alpha=best,
+        best_p95_s=p95_s[best],
+        p95_by_alpha={f"{one:.6g}": value for one, value in p95_s.items()},
+    )
+
+
+def best_constant(phases: Sequence[PhaseResult]) -> tuple[float, float]:
+    """Return the constant α whose worst phase is least bad, and its P95 ÷ the best's there."""
+    worst = {
+        alpha: max(phase.p95_by_alpha[f"{alpha:.6g}"] / phase.best_p95_s for phase in phases)
+        for alpha in EXHAUSTIVE
+    }
+    alpha = min(worst, key=lambda one: (worst[one], one))
+    return alpha, worst[alpha]
+
+
+def results_table(adapted: Adapted) -> Table:
+    """Return the phases for people."""
+    table = Table(title="P95 of each phase's second half, seconds", title_justify="left")
+    for name in ("phase", "α", "live", "simulated", "best α", "best", "live ÷ best", "sim ÷ best"):
+        table.add_column(name, justify="left" if name == "phase" else "right")
+    for phase in adapted.phases:
+        table.add_row(
+            phase.name,
+            f"{phase.alpha:.3g}",
+            f"{phase.live_p95_s:.1f}",
+            f"{phase.tuned_p95_s:.1f}",
+            f"{phase.best_alpha:.3g}",
+            f"{phase.best_p95_s:.1f}",
+            f"{phase.live_p95_s / phase.best_p95_s:.2f}",
+            f"{phase.tuned_p95_s / phase.best_p95_s:.2f}",
+        )
+    return table
+
+
+def adapted_json(adapted: Adapted) -> dict[str, Any]:
+    """Return the JSON object of `hexflow adapt --json`."""
+    alpha, worst = best_constant(adapted.phases)
+    content: dict[str, Any] = msgspec.to_builtins(adapted)
+    for phase in content["phases"]:
+        phase["live_p95_s"] = finite(phase["live_p95_s"])
+    del content["latencies"]
+    return {**content, "best_constant_alpha": alpha, "best_constant_worst_ratio": worst}
+
+
+@app.command()
+def command(
+    time_scale: Annotated[
+        float, typer.Option(min=1, max=100, help="Workload seconds per wall second.")
+    ] = 10.0,
+    length: Annotated[
+        float, typer.Option(min=0.1, max=10, help="Multiplies the number of queries per phase.")
+    ] = 1.0,
+    seed: Annotated[int, typer.Option(help="Of arrivals and lengths.")] = 0,
+    out: OutOption = Path("out"),
+    json: JsonOption = False,
+    verbose: VerboseOption = False,
+) -> None:
+    """Run the adaptation experiment: about eight minutes at the default length and time scale.
+
+    Writes the plot (adaptation.png) and the latency events (adaptation-events.jsonl, which
+    `hexflow tune` reads).
+    """
+    configure_logs(verbose=verbose)
+    fleet = load_fleet(FLEET)
+    plan = adaptation.phases(length)
+    started_s = time.monotonic()
+    done, events, moments = run_until_stopped(
+        lambda stop: run_phases(plan, fleet, time_scale, seed, stop)
+    )
+    adapted = _judged(done, events, moments, fleet, time_scale)
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "adaptation-events.jsonl").write_bytes(events_text(events))
+    from services.cli.plots import save  # noqa: PLC0415 - matplotlib takes a while
+    from services.cli.tuning_plots import adaptation_figure  # noqa: PLC0415
+
+    path = save(
+        adaptation_figure(adapted.phases, adapted.moments, adapted.latencies), out, "adaptation.png"
+    )
+    if json:
+        wall_s = round(time.monotonic() - started_s, 1)
+        print_json({**adapted_json(adapted), "plot": str(path), "wall_s": wall_s})
+        return
+    console = stdout_console()
+    console.print(results_table(adapted))
+    alpha, worst = best_constant(adapted.phases)
+    console.print(
+        f"The best constant α, {alpha:g}, is {worst - 1:.0%} above the best in its worst phase."
+    )
+    for moment in adapted.moments:
+        value = "" if moment.value is None else f" {moment.value:.4g}"
+        console.print(f"{moment.at_s:8.0f} s  {moment.what} {moment.key}{value}  {moment.reason}")
+    console.print(f"Plot: {path}", soft_wrap=True)
+
+
+def _judged(
+    done: Sequence[tuple[Phase, tuple[TraceQuery, ...], float, Tally]],
+    events: Sequence[LatencyEvent],
+    moments: Sequence[Moment],
+    fleet: tuple[InstanceSpec, ...],
+    time_scale: float,
+) -> Adapted:
+    hops = [
+        event.times.queued_at_s - event.times.dispatched_at_s
+        for event in events
+        if event.times.queued_at_s is not None and event.times.dispatched_at_s is not None
+    ]
+    hop_s = max(0.0, percentile(hops, 50)) if hops else 0.0
+    latencies = []
+    for _, queries, starts_s, tally in done:
+        ends = [end for end in tally.ends if end.completed]
+        base_s = min((end.arrival_s for end in ends), default=0.0) - (queries[0].arrival_s or 0.0)
+        latencies += [(starts_s + end.arrival_s - base_s, end.latency_s) for end in ends]
+    return Adapted(
+        phases=judged_against_best(done, fleet, moments, hop_s),
+        moments=tuple(moments),
+        latencies=tuple(sorted(latencies)),
+        time_scale=time_scale,
+        hop_s=hop_s,
+    )
