@@ -24,7 +24,6 @@ from services.cli.lab.rates import parse_rates
 from services.cli.lab.setting import Setting, Setup
 from services.cli.lab.steady import Window
 from services.cli.options import JsonOption, parse_scales
-from services.cli.plots import save
 from shared.errors import ConfigError
 
 DEFAULT_OUT = Path("hexflow-compare")
@@ -171,8 +170,8 @@ def write(found: Comparison, folder: Path) -> None:
     for setting in found.plan.settings:
         figures = figures_of(found, setting)
         images[setting] = {name: _png(figure) for name, figure in figures.items()}
-        for name, figure in figures.items():
-            save(figure, folder, f"{slug(setting)}-{name}.png")
+        for name, image in images[setting].items():
+            _write_bytes(folder / f"{slug(setting)}-{name}.png", image)
     command_line = shlex.join(["hexflow", *sys.argv[1:]]) if "compare" in sys.argv[1:2] else ""
     _write_text(folder / "report.html", page(found, images, command_line))
     _write_text(folder / "tables.md", markdown(found))
@@ -217,8 +216,12 @@ def _prepare(folder: Path) -> None:
 
 
 def _write_text(path: Path, text: str) -> None:
+    _write_bytes(path, text.encode())
+
+
+def _write_bytes(path: Path, data: bytes) -> None:
     try:
-        path.write_text(text, encoding="utf-8")
+        path.write_bytes(data)
     except OSError as exc:
         raise ConfigError(f"{path} cannot be written: {exc.strerror or exc}") from exc
 

@@ -77,8 +77,8 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
         p99_s: 99th percentile, seconds.
         mean_s: Mean, seconds.
         attainment: Share answered within their SLO, in [0, 1].
-        goodput_qps: Of those, queries per second of the measured time (without a cool-down: until
-            the last query ended).
+        goodput_qps: Queries per second that ended within their SLO during the measured time,
+            whenever they arrived (without a cool-down the time goes on to the last end).
         scale95: 95th percentile of end-to-end time over isolated time: the SLO scale that 95%
             would have met on this schedule; infinite where fewer were answered.
         scale99: The same for 99%.
@@ -117,7 +117,6 @@ def measure(result: RunResult, isolated_s: Floats, window: Window) -> Measured:
     latencies = result.latency_s[answered]
     num = int(inside.sum())
     last_s = end_s if window.cool_down > 0.0 else _last_end_s(result)
-    span_s = last_s - start_s
     met = int((result.is_within_slo & inside).sum())
     p50_s, p95_s, p99_s = (
         np.percentile(latencies, (50, 95, 99)) if len(latencies) else (math.nan,) * 3
@@ -132,7 +131,7 @@ def measure(result: RunResult, isolated_s: Floats, window: Window) -> Measured:
         p99_s=float(p99_s),
         mean_s=float(latencies.mean()) if len(latencies) else math.nan,
         attainment=met / num,
-        goodput_qps=met / span_s if span_s > 0.0 else 0.0,
+        goodput_qps=_ended_in_time(result, start_s, last_s) / max(last_s - start_s, 1e-9),
         scale95=_rank(stretch, 0.95),
         scale99=_rank(stretch, 0.99),
         instances={
@@ -160,6 +159,11 @@ def clipped_union_s(starts_s: Floats, ends_s: Floats, low_s: float, high_s: floa
     starts, reach = starts[order], np.maximum.accumulate(ends[order])
     gaps = np.maximum(0.0, starts[1:] - reach[:-1])
     return float(reach[-1] - starts[0] - gaps.sum())
+
+
+def _ended_in_time(result: RunResult, start_s: float, end_s: float) -> int:
+    ended = (result.end_s >= start_s) & (result.end_s <= end_s)
+    return int((ended & result.is_within_slo).sum())
 
 
 def _last_end_s(result: RunResult) -> float:

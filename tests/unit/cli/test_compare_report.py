@@ -1,0 +1,157 @@
+"""What a comparison looks like: tables, plots, the HTML page, JSON."""
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from services.cli.compare import rich_table, slug, write
+from services.cli.lab.bench import Workbench
+from services.cli.lab.comparison import Comparison, Plan, compare
+from services.cli.lab.gantt import gantt_figure, lanes
+from services.cli.lab.grids import grids_of, headlines, without_intervals
+from services.cli.lab.html import markdown, page
+from services.cli.lab.jsonable import comparison_json
+from services.cli.lab.rates import parse_rates
+from services.cli.lab.setting import Job, Setting, Variant
+from services.cli.lab.steady import Measured
+from tests.support.lab import SETTING, ScriptedRunner, cell, measured, setup
+
+POLICIES = ("hexgen-flow", "wb+fcfs", "rr+pq", "vllm")
+
+
+def answer(job: Job, variant: Variant) -> Measured:
+    """The first policy sustains 0.35 queries/s, vllm nothing at all."""
+    limit = {"hexgen-flow": 0.35, "wb+fcfs": 0.3, "rr+pq": 0.15, "vllm": 0.0}[variant.policy]
+    shift = 0.001 * (job.seed % 7)
+    return measured(
+        p95_s=100.0 * job.cell.rate_qps / (limit + 0.1) + shift,
+        attainment=min(1.0, max(0.0, 0.95 + limit - job.cell.rate_qps - shift)),
+    )
+
+
+@pytest.fixture(scope="module")
+def found() -> Comparison:
+    """Four policies, three rates, two seeds, scripted."""
+    plan = Plan(
+        setup=setup(),
+        settings=(SETTING,),
+        policies=POLICIES,
+        rates=parse_rates("0.1,0.25,0.4"),
+        seeds=(0, 1),
+        tuning_seeds=(1_000_000,),
+        token_budgets=(1_024,),
+    )
+    return compare(plan, ScriptedRunner(answer))
+
+
+def test_the_limits_table_has_a_row_per_contender_and_the_upper_bound(found: Comparison):
+    """Whoever sustains no simulated rate is said to lie below the lowest."""
+    limits = grids_of(found, SETTING)[0]
+    names = [row[0] for row in limits.rows]
+    assert names[: len(POLICIES)] == list(POLICIES)
+    assert names[-1] == "upper bound"
+    cells = dict(zip(names, limits.rows, strict=True))
+    assert cells["vllm"][1] == "below 0.1"
+    assert cells["vllm"][3] == "–"
+    assert cells["hexgen-flow"][1].startswith("0.32")
+
+
+def test_every_row_is_as_wide_as_its_heading(found: Comparison):
+    """Tables are rectangular in every form."""
+    for grid in grids_of(found, SETTING):
+        assert {len(row) for row in grid.rows} <= {len(grid.columns)}
+        assert rich_table(grid).row_count == len(grid.rows)
+
+
+def test_narrow_tables_say_the_means(found: Comparison):
+    """Intervals go, numbers stay."""
+    cells = [cell for row in without_intervals(grids_of(found, SETTING)[1]).rows for cell in row]
+    assert not any("±" in cell for cell in cells)
+    assert any(re.fullmatch(r"\d+", cell) for cell in cells)
+
+
+def test_headlines_name_the_strongest_rival_and_the_weakest(found: Comparison):
+    """An easy win is not shown alone."""
+    text = " ".join(headlines(found, SETTING))
+    assert "strongest" in text
+    assert "hexgen-flow (own flags)" in text or "wb+fcfs" in text
+    assert "weakest" in text
+    assert "vllm" in text
+
+
+@pytest.fixture(scope="module")
+def folder(found: Comparison, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the comparison leaves on disk."""
+    made = tmp_path_factory.mktemp("report")
+    write(found, made)
+    return made
+
+
+def test_the_page_needs_no_network(folder: Path):
+    """No script, no link, no style sheet, no image from elsewhere; every plot is inside."""
+    text = (folder / "report.html").read_text()
+    assert not re.search(r"https?://|<script|<link|@import|url\(", text)
+    sources = re.findall(r'src="([^"]{0,30})', text)
+    assert len(sources) == 5
+    assert all(source.startswith("data:image/png;base64,") for source in sources)
+
+
+def test_plots_tables_and_numbers_are_written_too(found: Comparison, folder: Path):
+    """PNGs by setting and kind, the tables as Markdown, the runs as JSON."""
+    names = {path.name for path in folder.iterdir()}
+    stem = "natural-hetero-1-poisson"
+    kinds = ("load", "limits", "instances", "ablation", "alpha")
+    assert {f"{stem}-{kind}.png" for kind in kinds} < names
+    assert (folder / f"{stem}-load.png").read_bytes().startswith(b"\x89PNG")
+    assert json.loads((folder / "compare.json").read_text()) == comparison_json(found)
+    assert "| hexgen-flow |" in (folder / "tables.md").read_text()
+
+
+def test_names_are_shown_as_text_never_as_markup(found: Comparison):
+    """A trace called `<script>` does nothing."""
+    text = page(found, {SETTING: {}}, "hexflow compare --trace '<script>'")
+    assert "<script" not in text
+    assert "&lt;script&gt;" in text
+
+
+def test_markdown_rows_are_one_line_each(found: Comparison):
+    """Headings of two lines become one."""
+    rows = [line for line in markdown(found).splitlines() if line.startswith("|")]
+    assert rows
+    assert all(line.endswith("|") for line in rows)
+
+
+def test_file_names_hold_no_separators():
+    """Whatever the arrivals are called."""
+    assert "/" not in slug(Setting(trace="a/b", fleet="c d", arrivals="gamma:2"))
+
+
+def test_json_has_a_run_per_policy_rate_and_seed(found: Comparison):
+    """Keys as promised; no NaN anywhere."""
+    content = comparison_json(found)
+    json.dumps(content, allow_nan=False)
+    given = [run for run in content["runs"] if run["flags"] == "given"]
+    assert len(given) == len(POLICIES) * 3 * 2
+    promised = {"policy", "fleet", "rate_qps", "seed", "p50_s", "p95_s", "p99_s", "attainment"}
+    assert promised | {"goodput_qps", "utilisation"} <= set(given[0])
+
+
+def test_lanes_never_hold_two_calls_at_once():
+    """The lowest free row is taken; five overlapping calls need five."""
+    starts = np.array([0.0, 1.0, 2.0, 2.5, 6.0])
+    ends = np.array([5.0, 2.0, 4.0, 3.0, 7.0])
+    assert list(lanes(starts, ends)) == [0, 1, 1, 2, 0]
+
+
+def test_a_gantt_has_a_panel_per_instance_and_one_of_open_queries():
+    """Four instances, five panels."""
+    result, scenario, _ = Workbench(setup(num_queries=5)).simulate(
+        cell(), 0, Variant(policy="vllm")
+    )
+    figure = gantt_figure(result, scenario, "title")
+    labels = [axes.get_ylabel() for axes in figure.axes]
+    assert labels[:4] == [spec.instance_id for spec in result.fleet]
+    assert labels[4] == "open\nqueries"
