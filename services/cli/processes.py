@@ -171,9 +171,14 @@ def service_commands(params: ProcessesParams, folder: Path) -> list[ServiceComma
     own = {"DISPATCHER_POLICY": params.policy}
     if params.alpha is not None:
         own["DISPATCHER_ALPHA"] = repr(params.alpha)
+    names = [f"dispatcher-{index}" for index in range(params.dispatchers)]
     return found + [
-        ServiceCommand(name=f"dispatcher-{index}", module="services.dispatcher", variables=own)
-        for index in range(params.dispatchers)
+        ServiceCommand(
+            name=name,
+            module="services.dispatcher",
+            variables={**own, "DISPATCHER_DISPATCHER_ID": name},
+        )
+        for name in names
     ]
 
 

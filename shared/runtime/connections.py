@@ -30,6 +30,7 @@ def kafka_params(mesh: MeshSettings, client_id: str) -> KafkaParams:
         ssl_keyfile=kafka.ssl_keyfile or None,
         connect_timeout_s=kafka.connect_timeout_s,
         request_timeout_s=kafka.request_timeout_s,
+        session_timeout_s=kafka.session_timeout_s,
     )
 
 

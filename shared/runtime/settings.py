@@ -67,6 +67,11 @@ class KafkaSettings(Group):
     """Longest wait for the cluster's first answer, wall seconds."""
     request_timeout_s: float = Field(default=10.0, gt=0, le=300)
     """Longest wait for the answer to one request, wall seconds."""
+    session_timeout_s: float = Field(default=6.0, ge=1, le=1_800)
+    """Silence after which Kafka gives a dead dispatcher's partitions to another, wall seconds.
+
+    Below 6 only where the brokers' `group.min.session.timeout.ms` (6,000 by default) allows it.
+    """
 
 
 class RedisSettings(Group):

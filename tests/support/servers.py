@@ -178,8 +178,7 @@ def start_kafka(
         kafka_home=kafka_home(),
         # Compiling less pays off in a broker that lives for a minute.
         java_options=("-XX:TieredStopAtLevel=1",),
-        # Lets a test use sessions short enough to watch one expire.
-        properties={"group.min.session.timeout.ms": "1000", **(properties or {})},
+        properties=properties or {},
         extra_listeners=extra_listeners or {},
         format_options=format_options,
     )
