@@ -33,11 +33,11 @@ from shared.simulation.window_replay import ReplayAnswer, ReplayRequest, shares_
 
 log = structlog.get_logger(__name__)
 
-NOTABLE_SPEED = 0.1
+NOTABLE_SPEED = 0.07
 NOTABLE_HITS = 0.25
 OTHER_SPEED = 0.25
 CACHE_IS_LOST_BELOW = 0.1
-PRIOR_CALLS = 10.0
+PRIOR_CALLS = 3.0
 BAN_PERIODS = 3.0
 
 

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from shared.contracts.messages import LatencyEvent
-from shared.contracts.query_window import QueryRecord
+from shared.contracts.query_window import QueryRecord, ready_s
 from shared.domain.trace import TraceQuery, TraceStage
 from shared.scheduling.attainment import QueryEnd
 from shared.scheduling.censoring import censored_percentile
@@ -145,14 +145,24 @@ def _generated_tokens(records: Iterable[QueryRecord]) -> dict[str, int]:
     return generated
 
 
-def _hop_s(records: Iterable[QueryRecord]) -> float:
-    """Return the median time from bound to queued, seconds."""
-    hops = [
-        event.times.queued_at_s - event.times.dispatched_at_s
-        for event in _events(records)
-        if event.times.queued_at_s is not None and event.times.dispatched_at_s is not None
-    ]
-    return max(0.0, float(np.median(hops))) if hops else 0.0
+def _hop_s(records: Sequence[QueryRecord]) -> float:
+    """Return what one message between services takes, seconds.
+
+    A stage costs three: its parents' outcomes to the producer and back as a request, the request
+    to a dispatcher, the bound call to its instance. The medians of what was seen, divided by three.
+    """
+    legs: tuple[list[float], list[float], list[float]] = ([], [], [])
+    for record in records:
+        for event in record.calls.values():
+            times, ready = event.times, ready_s(event)
+            ends_s = record.parents_end_s(event)
+            if ends_s is not None:
+                legs[0].append(max(0.0, ready - ends_s - max(0.0, event.think_s)))
+            if times.dispatched_at_s is not None:
+                legs[1].append(max(0.0, times.dispatched_at_s - ready))
+                if times.queued_at_s is not None:
+                    legs[2].append(max(0.0, times.queued_at_s - times.dispatched_at_s))
+    return sum(float(np.median(leg)) for leg in legs if leg) / len(legs)
 
 
 def _events(records: Iterable[QueryRecord]) -> Iterable[LatencyEvent]:

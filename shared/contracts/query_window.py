@@ -105,13 +105,19 @@ class QueryRecord:
             ),
         )
 
-    def _think_s(self, event: LatencyEvent) -> float:
+    def parents_end_s(self, event: LatencyEvent) -> float | None:
+        """Return when the last of a call's parents ended, mesh clock; None: not known."""
+        parents = [self.calls.get(request_id) for request_id in event.parents]
         ends = [
             parent.times.finished_at_s
-            for parent in (self.calls.get(request_id) for request_id in event.parents)
+            for parent in parents
             if parent is not None and parent.times.finished_at_s is not None
         ]
-        since_s = max(ends, default=self.arrival_s)
+        return max(ends, default=None)
+
+    def _think_s(self, event: LatencyEvent) -> float:
+        ends_s = self.parents_end_s(event)
+        since_s = self.arrival_s if ends_s is None else ends_s
         return max(0.0, min(event.think_s, ready_s(event) - since_s))
 
 

@@ -18,6 +18,7 @@ from shared.ports import TopicPartition
 from shared.runtime.health import Health
 from shared.runtime.metrics import Metrics
 from shared.scheduling.tuning import TuningRules
+from shared.simulation.speed_fit import SpeedFit
 from tests.support.scheduling import make_spec
 from tests.support.tuning import ChosenReplay, query_events
 
@@ -69,10 +70,12 @@ class Bench:
 
 
 @asynccontextmanager
-async def running(replay, params: TunerParams = PARAMS) -> AsyncIterator[Bench]:
+async def running(
+    replay, params: TunerParams = PARAMS, broker: MemoryBroker | None = None
+) -> AsyncIterator[Bench]:
     """Run a tuner with one instance in the fleet; a clock far after every event."""
     clock = SystemClock()
-    broker = MemoryBroker(clock)
+    broker = broker or MemoryBroker(clock)
     await broker.create_topics(TOPICS.specs())
     state = InstanceState(instance_id="a100-0", phase="serving", epoch=0, spec=make_spec("a100-0"))
     await broker.publish(TOPICS.name(INSTANCE_STATES), encode(state), key=b"a100-0")
@@ -172,3 +175,125 @@ async def test_the_real_simulator_answers_in_a_process_of_its_own():
             async with asyncio.timeout(100):
                 while not await bench.control():
                     await asyncio.sleep(0.05)
+
+
+async def test_the_speed_of_an_instance_is_published_once_it_is_known():
+    """Three times slower than profiled: a factor near three, drawn a little to what was known.
+
+    α waits: the queries so far were dispatched under a wrong belief, which no replay repeats.
+    """
+    fit = SpeedFit(factor=3.0, num_calls=100)
+    replay = ChosenReplay({0.7: 40.0}, {"a100-0": 1.0}, {"a100-0": fit})
+    async with running(replay) as bench:
+        await bench.feed(latency_s=40.0)
+        await bench.until(lambda: replay.num_lessons >= 1)
+        await asyncio.sleep(0.6)
+        speeds = [u for u in await bench.control() if isinstance(u, SpeedUpdate)]
+    assert speeds[0].instance_id == "a100-0"
+    assert 2.5 < speeds[0].factor <= 3.0
+    assert replay.requests == []
+
+
+async def test_a_tuner_that_comes_next_reads_the_window_again_and_goes_on():
+    """The first one stops before it has seen enough; the next has all events, none twice."""
+    replay = ChosenReplay({0.7: 40.0, 0.01: 20.0}, {"a100-0": 1.0})
+    async with running(replay) as bench:
+        await bench.feed(latency_s=40.0, count=12)
+        await asyncio.sleep(1.0)
+        assert replay.requests == []
+        broker = bench.broker
+    async with running(replay, broker=broker) as bench:
+        await bench.feed(latency_s=40.0, count=12, start_s=100.0)
+        await bench.until(lambda: len(replay.requests) >= 1)
+    assert len(replay.requests[0].queries) == 24
+
+
+async def test_revisions_go_on_where_the_last_tuner_stopped():
+    """A standby that takes over replaces α with the next revision, not the first."""
+    replay = ChosenReplay({0.01: 40.0, 0.1: 20.0}, {"a100-0": 1.0})
+    async with running(replay) as bench:
+        known = AlphaUpdate(pool="default", alpha=0.01, revision=7, previous_alpha=0.7)
+        await bench.broker.publish(TOPICS.name(CONTROL), encode(known), key=b"alpha/default")
+        await bench.feed(latency_s=40.0)
+        await bench.until(lambda: len(replay.requests) >= 1)
+        updates = await bench.alphas()
+        while len(updates) < 2:
+            await asyncio.sleep(0.01)
+            updates = await bench.alphas()
+    assert replay.requests[0].current == 0.01
+    assert (updates[-1].revision, updates[-1].previous_alpha) == (8, 0.01)
+
+
+async def test_a_change_that_broke_its_promise_is_rolled_back():
+    """20 s were promised, 40 s are measured, and the simulator still says 20 s: undo."""
+    replay = ChosenReplay({0.7: 40.0, 0.01: 20.0}, {"a100-0": 1.0})
+    async with running(replay) as bench:
+        known = AlphaUpdate(
+            pool="default",
+            alpha=0.01,
+            revision=1,
+            previous_alpha=0.7,
+            predicted_p95_s=20.0,
+            predicted_high_s=22.0,
+        )
+        await bench.broker.publish(TOPICS.name(CONTROL), encode(known), key=b"alpha/default")
+        await asyncio.sleep(0.3)
+        await bench.feed(latency_s=40.0)
+        await bench.until(lambda: len(replay.requests) >= 1)
+        updates = await bench.alphas()
+        while len(updates) < 2:
+            await asyncio.sleep(0.01)
+            updates = await bench.alphas()
+    assert (updates[-1].alpha, updates[-1].revision) == (0.7, 2)
+    assert "rolled back" in updates[-1].reason
+
+
+async def test_a_slower_mesh_that_the_simulator_explains_is_not_rolled_back():
+    """The workload changed, not the promise: the simulator reproduces what is measured."""
+    replay = ChosenReplay({0.7: 80.0, 0.01: 40.0}, {"a100-0": 1.0})
+    async with running(replay) as bench:
+        known = AlphaUpdate(
+            pool="default", alpha=0.01, revision=1, previous_alpha=0.7, predicted_p95_s=20.0
+        )
+        await bench.broker.publish(TOPICS.name(CONTROL), encode(known), key=b"alpha/default")
+        await asyncio.sleep(0.3)
+        await bench.feed(latency_s=40.0)
+        await bench.until(lambda: len(replay.requests) >= 1)
+        await asyncio.sleep(0.2)
+        assert len(await bench.alphas()) == 1
+
+
+async def test_poisoned_events_are_counted_and_move_nothing():
+    """Jumped clocks, duplicates, unknown instances: the window holds only what can be true."""
+    replay = ChosenReplay({0.7: 40.0}, {"a100-0": 1.0})
+    async with running(replay) as bench:
+        topic = TOPICS.name(LATENCY_EVENTS)
+        good = query_events("good", arrival_s=1.0, latency_s=40.0)
+        for event in [
+            *query_events("ghost", arrival_s=1.0, latency_s=40.0, instance_id="nobody"),
+            *query_events("later", arrival_s=1e12, latency_s=40.0),
+            *query_events("back", arrival_s=1_000.0, latency_s=-900.0),
+            *good,
+            *good,
+        ]:
+            await bench.broker.publish(topic, encode(event))
+        await bench.feed(latency_s=40.0)
+        await bench.until(lambda: len(replay.requests) >= 1)
+    totals = bench.metrics.totals()
+    assert totals["hexflow_events_ignored_total{cause=unknown_instance}"] == 3.0
+    assert totals["hexflow_events_ignored_total{cause=future}"] == 3.0
+    assert totals["hexflow_events_ignored_total{cause=time_runs_backwards}"] >= 1.0
+    assert totals["hexflow_duplicates_dropped_total{topic=latency-events}"] == 3.0
+    assert {query.query_id for query in replay.requests[0].queries} >= {"good"}
+    assert len(replay.requests[0].queries) == 26
+
+
+async def test_the_window_is_shown_per_tenant_and_workflow():
+    """P50, P95, P99 and attainment are gauges with bounded labels."""
+    replay = ChosenReplay({0.7: 40.0}, {"a100-0": 1.0})
+    async with running(replay) as bench:
+        await bench.feed(latency_s=40.0)
+        await bench.until(lambda: len(replay.requests) >= 1)
+    text = bench.metrics.render().decode()
+    assert 'quantile="0.95",service="tuner",tenant="default",workflow="demo"} 40.0' in text
+    assert 'hexflow_window_attainment{instance="",service="tuner",tenant="default"' in text
