@@ -42,7 +42,10 @@ class LazyGroup(TyperGroup):
         """Return the real command that the arguments name."""
         name, _, rest = super().resolve_command(ctx, args)
         module = importlib.import_module(f"services.cli.{COMMANDS[str(name)].module}")
-        return name, typer.main.get_command(module.app), rest
+        command: Any = typer.main.get_command(module.app)
+        for one in (command, *getattr(command, "commands", {}).values()):
+            one.rich_markup_mode = "markdown"  # fills the terminal's width, whatever it is
+        return name, command, rest
 
 
 def _stub() -> None:
@@ -52,7 +55,7 @@ def _stub() -> None:
 app = typer.Typer(
     name="hexflow",
     cls=LazyGroup,
-    help="Deadline-aware scheduling of multi-stage LLM workflows on mixed fleets of vLLM.",
+    help="Deadline-aware scheduling of multi-stage LLM workflows on mixed vLLM fleets.",
     epilog="Start with `hexflow demo`. Times are workload seconds: wall seconds x time scale.",
     no_args_is_help=True,
     add_completion=False,

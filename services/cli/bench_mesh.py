@@ -24,8 +24,6 @@ from services.cli.interrupts import run_until_stopped
 from services.cli.load import LoadParams, LoadResult, load_json, send_load
 from services.cli.options import (
     JsonOption,
-    KafkaOption,
-    RedisOption,
     VerboseOption,
     configure_logs,
     mesh_settings,
@@ -163,8 +161,17 @@ def command(
     embedded: Annotated[
         bool, typer.Option("--embedded", help="The whole mesh in this process (the default).")
     ] = False,
-    kafka: KafkaOption = None,
-    redis: RedisOption = None,
+    kafka: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="Measure services that run as processes on this Kafka; goes with --redis.",
+        ),
+    ] = None,
+    redis: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Their Redis, redis://HOST:PORT/DB; goes with --kafka."),
+    ] = None,
     rate: Annotated[
         float, typer.Option(min=0.0, help="Calls per second; 0: as many as possible.")
     ] = 50.0,

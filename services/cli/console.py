@@ -1,7 +1,9 @@
 """How commands talk to people and end: stderr for words, stdout for data, exit codes."""
 
 import json
+import shutil
 import sys
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -21,6 +23,20 @@ def stderr_console() -> Console:
 def stdout_console() -> Console:
     """Return a console for tables that are the command's result."""
     return Console(highlight=False)
+
+
+def shown_path(path: Path) -> str:
+    """Return a path as a person types it here: relative where it lies below this folder."""
+    here = Path.cwd()
+    return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
+
+
+def how_to_activate() -> str:
+    """Return the command that puts `hexflow` on this shell's path; empty where it is there."""
+    script = Path(sys.prefix) / "bin" / "activate"
+    if shutil.which("hexflow") or not script.exists():
+        return ""
+    return f"source {shown_path(script)}"
 
 
 def print_json(value: dict[str, Any]) -> None:

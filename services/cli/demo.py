@@ -10,7 +10,13 @@ import msgspec
 import typer
 from rich.console import Console
 
-from services.cli.console import EXIT_FAILED, print_json, stderr_console, stdout_console
+from services.cli.console import (
+    EXIT_FAILED,
+    how_to_activate,
+    print_json,
+    stderr_console,
+    stdout_console,
+)
 from services.cli.embedded import DEFAULT_ALPHA, EmbeddedParams, open_embedded
 from services.cli.interrupts import run_until_stopped
 from services.cli.options import AlphaOption, FleetOption, JsonOption, VerboseOption, configure_logs
@@ -25,7 +31,7 @@ from shared.errors import ConfigError
 POLICIES = "hexgen-flow,vllm"
 MEANING = {
     "hexgen-flow": "scores instances by expected work; most urgent call first",
-    "vllm": "round-robin over instances; first come, first served",
+    "vllm": "a plain load balancer: round-robin; first come, first served",
     "rr+pq": "round-robin over instances; most urgent call first",
     "wb+fcfs": "scores instances by expected work; first come, first served",
 }
@@ -113,8 +119,8 @@ def introduce(
         "workload": f"{plan.num_queries} Text-to-SQL queries, {num_calls:,} LLM calls",
         "arrivals": f"Poisson, {rate}: {plan.load:.0%} of the fleet's estimated capacity",
         "fleet": f"{plan.fleet}: {gpus}; simulated engines, a 70B model",
-        "deadlines": "3 to 10 times what a query takes alone",
-        "α": f"{plan.alpha:g}, for policies that have one; it stays as it is",
+        "SLO": "a query's deadline: 3 to 10 times what it takes alone",
+        "α": f"{plan.alpha:g}: weight of speed against queue; fixed in this run",
         "time": f"{plan.time_scale:g} workload seconds a wall second; arrivals last {span_s:.0f} s",
         **{policy: MEANING[policy] for policy in plan.policies if policy in MEANING},
     }
@@ -134,8 +140,8 @@ def caveats(plan: DemoPlan, tallies: Mapping[str, Tally]) -> list[str]:
     late_s = max(tally.latest_arrival_s for tally in tallies.values())
     if late_s > plan.time_scale * 0.5:
         busy = (
-            f"This machine was too busy for this time scale (a query arrived {late_s:.1f} s late): "
-            "use a smaller --time-scale."
+            f"This machine was too busy for this time scale (a query arrived {late_s:.1f} "
+            "workload seconds late): use a smaller --time-scale."
         )
         lines.insert(0, busy)
     return lines
@@ -143,14 +149,15 @@ def caveats(plan: DemoPlan, tallies: Mapping[str, Tally]) -> list[str]:
 
 def next_steps() -> str:
     """Return what to try next."""
-    return (
-        "[bold]What next[/bold]\n"
-        "  hexflow demo --policies hexgen-flow,least-outstanding    a harder opponent\n"
-        "  hexflow replay TRACE.json      your own trace through the mesh\n"
-        "  hexflow replay --help          other workloads, fleets, policies, loads\n"
-        "  hexflow up --rate 0.4          a mesh that stays up, with a live view\n"
-        "  hexflow up --with-kafka        the same on a real Kafka that clients can reach"
-    )
+    steps = {
+        how_to_activate(): "first: puts hexflow on your path",
+        "hexflow demo --policies hexgen-flow,edf": "harder; all: docs/policies.md",
+        "hexflow up --rate 0.4 --time-scale 10": "a mesh that stays up, live view",
+        "hexflow up --with-kafka": "on a real Kafka, for your programs",
+        "hexflow replay TRACE.json": "a trace of your own (see --help)",
+    }
+    lines = [f"  {command:<41} {text}" for command, text in steps.items() if command]
+    return "\n".join(["[bold]What next[/bold]", *lines])
 
 
 def _show(
@@ -178,7 +185,9 @@ def _show(
 @app.command()
 def command(
     fleet: FleetOption = "hetero-1",
-    policies: Annotated[str, typer.Option(help="Two or more, separated by commas.")] = POLICIES,
+    policies: Annotated[
+        str, typer.Option(help="Two or more of docs/policies.md, separated by commas.")
+    ] = POLICIES,
     load: Annotated[
         float, typer.Option(help="Arrival rate as a share of the fleet's estimated capacity.")
     ] = 0.7,
@@ -210,8 +219,8 @@ def command(
     specs = load_fleet(fleet)
     for policy in plan.policies:
         EmbeddedParams(fleet=specs, policy=policy, alpha=plan.alpha)  # refuses before it starts
-    if not plan.policies:
-        raise ConfigError("--policies names none")
+    if len(set(plan.policies)) < 2:
+        raise ConfigError(f"--policies {policies!r}: two or more are compared")
     workload = plan_workload(plan, specs)
     console = stderr_console() if json else stdout_console()
     introduce(console, plan, specs, workload)

@@ -19,7 +19,8 @@ FleetOption = Annotated[
     ),
 ]
 PolicyOption = Annotated[
-    str | None, typer.Option(help="Scheduling policy, e.g. hexgen-flow, vllm.")
+    str | None,
+    typer.Option(help="Scheduling policy: hexgen-flow (default), vllm, ...; see docs/policies.md."),
 ]
 AlphaOption = Annotated[
     float | None, typer.Option(min=0.0, max=1.0, help="Initial α of the policy, if it has one.")

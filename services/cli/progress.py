@@ -89,7 +89,7 @@ async def _bar(console: Console, label: str, num_queries: int, tally: Tally) -> 
 async def _lines(console: Console, label: str, tally: Tally) -> None:
     while True:
         await asyncio.sleep(LINE_EVERY_S)
-        console.print(f"{label}: {status_text(tally)}")
+        console.print(f"{label}: {status_text(tally)}", soft_wrap=True)
 
 
 async def warn_when_stalled(console: Console, tally: Tally, quiet_s: float) -> None:

@@ -15,9 +15,7 @@ from services.cli.interrupts import run_until_stopped
 from services.cli.options import (
     AlphaOption,
     JsonOption,
-    KafkaOption,
     PolicyOption,
-    RedisOption,
     VerboseOption,
     configure_logs,
     mesh_settings,
@@ -161,8 +159,17 @@ def command(
     embedded: Annotated[
         bool, typer.Option("--embedded", help="Run a mesh in this process (the default).")
     ] = False,
-    kafka: KafkaOption = None,
-    redis: RedisOption = None,
+    kafka: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="Drive the mesh that runs on this Kafka, instead of one in this process.",
+        ),
+    ] = None,
+    redis: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="That mesh's Redis; a replay needs none, so optional."),
+    ] = None,
     fleet: Annotated[
         str | None,
         typer.Option(
@@ -175,7 +182,10 @@ def command(
     alpha: AlphaOption = None,
     rate: Annotated[
         float | None,
-        typer.Option(help="Queries per workload second; default: half the fleet's capacity."),
+        typer.Option(
+            help="Queries per workload second, on average; default: half the fleet's estimated "
+            "capacity."
+        ),
     ] = None,
     limit: Annotated[int | None, typer.Option(help="Most queries to replay.")] = None,
     time_scale: Annotated[
@@ -188,7 +198,11 @@ def command(
     ] = None,
     seed: Annotated[int, typer.Option(help="Of arrivals, SLOs and generated queries.")] = 0,
     slo_scales: Annotated[
-        str, typer.Option(help="SLOs as multiples of a query's isolated time: 3,4,6,8,10.")
+        str,
+        typer.Option(
+            help="SLOs as multiples of a query's isolated time, equally often; default: what the "
+            "trace records, else 3,4,6,8,10."
+        ),
     ] = "",
     arrivals: Annotated[
         str | None,
@@ -207,7 +221,7 @@ def command(
     Ctrl-C cancels the open queries and reports what there is.
     """
     if trace is None and generate is None:
-        raise ConfigError("name a trace file, or --generate natural or stress")
+        raise ConfigError("name a trace file, or give --generate natural or --generate stress")
     configure_logs(verbose=verbose)
     plan = ReplayPlan(
         workload=WorkloadParams(

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import sys
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -13,15 +14,13 @@ import typer
 from rich.console import Console, Group
 from rich.live import Live
 
-from services.cli.console import stderr_console
+from services.cli.console import shown_path, stderr_console
 from services.cli.embedded import DEFAULT_ALPHA, EmbeddedParams, open_embedded, open_mesh_on
 from services.cli.interrupts import run_until_stopped
 from services.cli.options import (
     AlphaOption,
     FleetOption,
-    KafkaOption,
     PolicyOption,
-    RedisOption,
     TimeScaleOption,
     VerboseOption,
     configure_logs,
@@ -53,24 +52,45 @@ UNREACHABLE = (
     "For one that they can reach: hexflow up --with-kafka (needs Java 17 and Maven), or "
     "hexflow up --kafka HOST:PORT --redis URL on servers of your own."
 )
+# At the margin and below 80 columns, so that it can be copied into a file as it stands.
 SAMPLE = """\
-A producer in Python (any language will do: hexflow asyncapi prints the contract):
+One call and its outcome, in Python (any language will do: docs/producers.md).
+Save it as ask.py and run: {python} ask.py
 
-    import asyncio, msgpack
-    from aiokafka import AIOKafkaProducer
+import asyncio, msgpack, uuid
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
-    async def main():
-        async with AIOKafkaProducer(bootstrap_servers="{address}") as producer:
-            call = {{"type": "stage_request", "request_id": "r1", "query_id": "q1",
-                    "workflow": "mine", "stage": "ask", "model": "{model}",
-                    "prompt": "select 1?", "slo_s": 60.0,
-                    "reply_to": {{"topic": "stage-results", "partition": 0}}}}
-            await producer.send_and_wait("{topic}", msgpack.packb(call), key=b"q1")
+KAFKA = "{address}"
+REPLIES = TopicPartition("{results}", 0)
 
-    asyncio.run(main())
+async def main():
+    query = uuid.uuid4().hex
+    call = {{
+        "type": "stage_request", "request_id": query + "-1", "query_id": query,
+        "workflow": "mine", "stage": "ask", "model": "{model}",
+        "prompt": "select 1?", "slo_s": 60.0,
+        "reply_to": {{"topic": "stage-results", "partition": 0}},
+    }}
+    async with (
+        AIOKafkaConsumer(bootstrap_servers=KAFKA) as consumer,
+        AIOKafkaProducer(bootstrap_servers=KAFKA) as producer,
+    ):
+        consumer.assign([REPLIES])
+        await consumer.seek_to_end(REPLIES)
+        value = msgpack.packb(call)
+        await producer.send_and_wait("{topic}", value, key=query.encode())
+        async for record in consumer:
+            outcome = msgpack.unpackb(record.value)
+            if outcome["request_id"] == call["request_id"]:
+                print(outcome["kind"], outcome["instance_id"], outcome["text"])
+                return
 
-Its outcome appears on {results}, partition 0. From another terminal:
-    hexflow replay --generate natural --kafka {address}"""
+asyncio.run(main())
+
+Or a whole workload, from another terminal:
+
+hexflow replay --generate natural --kafka {address}
+"""
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -118,8 +138,12 @@ async def up(plan: UpPlan, console: Console, stop: asyncio.Event) -> None:
             if isinstance(access, ProcessMesh):
                 group.create_task(_report_ended(console, access, stop), name="processes")
             group.create_task(_view(console, watch, tally, stop), name="view")
-        console.print("draining: running calls finish, waiting ones are handed back", style="dim")
-    console.print(watch_line(watch))
+        console.print(
+            "draining: running calls finish, waiting ones are handed back"
+            + ("; queries of --rate are cancelled" if plan.rate_qps > 0 else ""),
+            style="dim",
+        )
+    console.print(watch_line(watch), soft_wrap=True)
 
 
 @asynccontextmanager
@@ -194,6 +218,7 @@ def _print_sample(
         model=fleet[0].model,
         topic=access.topics.name(STAGE_REQUESTS),
         results=access.topics.name(STAGE_RESULTS),
+        python=shown_path(Path(sys.executable)),
     )
     console.print(text, markup=False, soft_wrap=True)
 
@@ -216,7 +241,7 @@ async def _load(
 async def _view(console: Console, watch: MeshWatch, tally: Tally, stop: asyncio.Event) -> None:
     if not console.is_terminal:
         while not await _stopped_within(LINE_EVERY_S, stop):
-            console.print(_status(watch, tally))
+            console.print(_status(watch, tally), soft_wrap=True)
         return
     console.print("Ctrl-C drains and ends it.\n", style="dim")
     with Live(console=console, auto_refresh=False) as live:
@@ -261,13 +286,29 @@ def command(
     time_scale: TimeScaleOption = 1.0,
     rate: Annotated[
         float,
-        typer.Option(min=0.0, help="Drive generated queries through it, per workload second."),
+        typer.Option(
+            min=0.0,
+            help="Also drive generated queries through it, so many per workload second; 0: none.",
+        ),
     ] = 0.0,
     with_kafka: Annotated[
-        bool, typer.Option("--with-kafka", help="Start a real Apache Kafka that clients can reach.")
+        bool,
+        typer.Option(
+            "--with-kafka",
+            help="Start a real Apache Kafka that clients can reach; needs Java 17 and Maven.",
+        ),
     ] = False,
-    kafka: KafkaOption = None,
-    redis: RedisOption = None,
+    kafka: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="Run the services as processes on this Kafka; goes with --redis.",
+        ),
+    ] = None,
+    redis: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Their Redis, redis://HOST:PORT/DB; goes with --kafka."),
+    ] = None,
     dispatchers: Annotated[
         int, typer.Option(min=1, max=64, help="With --kafka: how many dispatcher processes.")
     ] = 2,
