@@ -2,6 +2,7 @@
 
 import asyncio
 import multiprocessing
+import signal
 from concurrent.futures import ProcessPoolExecutor
 
 from services.tuner.params import TunerParams
@@ -32,8 +33,16 @@ def params_of(settings: TunerSettings) -> TunerParams:
 
 
 def replay_processes() -> ProcessPoolExecutor:
-    """Return one fresh process for replays; it inherits no sockets and no locks."""
-    return ProcessPoolExecutor(max_workers=1, mp_context=multiprocessing.get_context("spawn"))
+    """Return one fresh process for replays; it inherits no sockets and no locks.
+
+    A terminal's Ctrl-C reaches it too; it ignores that, as the tuner ends it.
+    """
+    return ProcessPoolExecutor(
+        max_workers=1,
+        mp_context=multiprocessing.get_context("spawn"),
+        initializer=signal.signal,
+        initargs=(signal.SIGINT, signal.SIG_IGN),
+    )
 
 
 def build_tuner(
