@@ -120,6 +120,17 @@ def _message(cls: type[Message]) -> dict[str, Any]:
     }
 
 
+def _without_base64(schema: Any) -> Any:
+    """Return a schema whose bytes are what MessagePack carries: bytes, not base64 as in JSON."""
+    if isinstance(schema, list):
+        return [_without_base64(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if schema.get("contentEncoding") == "base64":
+        return {"type": "string", "format": "binary", "description": "MessagePack bin"}
+    return {name: _without_base64(one) for name, one in schema.items()}
+
+
 def _channel(
     topics: Topics, topic: str, key: str, description: str, classes: tuple[type[Message], ...]
 ) -> dict[str, Any]:
@@ -176,6 +187,6 @@ def document(version: str, topics: Topics | None = None) -> dict[str, Any]:
         "operations": operations,
         "components": {
             "messages": {cls.__name__: _message(cls) for cls in classes},
-            "schemas": schemas,
+            "schemas": _without_base64(schemas),
         },
     }

@@ -87,7 +87,8 @@ class StageRequest(Message, frozen=True, kw_only=True, tag="stage_request"):
     call travels a second time (drain, retry elsewhere, recovery) and left alone by producers.
 
     Attributes:
-        request_id: Unique per call: `mint_request_id(query_id, stage, iteration, sibling)`.
+        request_id: Unique per call, and the same when the producer sends the call again: derive
+            it from query_id, stage, iteration and sibling.
         query_id: The question this call belongs to; empty: the call is its own query.
         workflow: Workflow name; any name is accepted and learned.
         stage: Stage name.
@@ -263,7 +264,8 @@ class CallOutcome(Message, frozen=True, kw_only=True, tag="call_outcome"):
         request_id: The call.
         query_id: Its query.
         kind: completed, failed, rejected, evicted or cancelled.
-        reason: Constant word for anything but completed (see `shared.errors`); empty otherwise.
+        reason: Constant word for anything but completed (docs/producers.md has the words); empty
+            otherwise.
         detail: One sentence for people; never prompt text.
         attempt: Which attempt ended.
         text: Generated text (completed only).
