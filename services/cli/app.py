@@ -31,6 +31,7 @@ COMMANDS = {
     "asyncapi": Command("asyncapi", "Print the message contract for producers in any language."),
     "topics": Command("topics", "Create and check the mesh's Kafka topics."),
     "bench": Command("bench", "Measure what the mesh costs, and the simulator."),
+    "chaos": Command("chaos.command", "Kill anything, any time, and audit what became of it."),
     "version": Command("version", "Print the version."),
 }
 

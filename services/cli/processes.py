@@ -88,6 +88,13 @@ class ProcessMesh(MeshAccess):
         """
         return _get(self.ports[name], "metrics")
 
+    def is_ready(self, name: str) -> bool:
+        """Return whether a process says that it is ready; blocks for a moment."""
+        try:
+            return _is_ready(self.ports[name])
+        except OSError:
+            return False
+
     def stop_services(self) -> None:
         """Stop every process in order: dispatchers first, workers last; blocks."""
         _stop_all(list(self.processes.values()))

@@ -8,7 +8,7 @@ from shared.runtime.settings import MeshSettings, load
 
 
 def test_session_timeout_reaches_the_consumers(monkeypatch: pytest.MonkeyPatch):
-    """The variable sets the session of group members, and their heartbeats go several times in it."""
+    """The variable sets the session of group members; several heartbeats fit into it."""
     monkeypatch.setenv("HEXFLOW_KAFKA__SESSION_TIMEOUT_S", "1.5")
     consumer = kafka_params(load(MeshSettings), "any").consumer()
     assert consumer["session_timeout_ms"] == 1_500

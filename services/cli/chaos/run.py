@@ -1,0 +1,289 @@
+"""One chaos run: servers, mesh, producer, faults, audit."""
+
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from services.cli.chaos.audit import Audit, audit
+from services.cli.chaos.faults import SERVER_FAULTS, Fault, FaultKind, duration_s, make_plan
+from services.cli.chaos.journal import Journal, JournalledTally, journalled_client, read_journal
+from services.cli.chaos.ledger import Ledger, follow, raw_partitions, read_all
+from services.cli.chaos.servers import Servers, own_servers
+from services.cli.chaos.supervisor import Supervisor
+from services.cli.console import stderr_console
+from services.cli.driver import ReplayDriver, mesh_query_id
+from services.cli.options import mesh_settings
+from services.cli.processes import ProcessesParams, ProcessMesh, open_processes, service_commands
+from services.cli.progress import live_progress
+from services.cli.remote import connect
+from services.cli.session import new_run_id
+from services.cli.workload import WorkloadParams, build_workload, load_fleet
+from shared.contracts.codec import mint_request_id
+from shared.domain.instance import InstanceSpec
+from shared.domain.trace import TraceQuery
+from shared.runtime.settings import MeshSettings
+
+SESSION_TIMEOUT_S = 1.5
+"""Of the dispatchers: below Kafka's default of 6 s, which alone is twice the goal."""
+DISPATCHERS = 2
+LATE_S = 5.0
+
+Report = Callable[[str], None]
+
+
+class ChaosPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What to do.
+
+    Attributes:
+        seed: Of the faults, the workload and everything drawn.
+        num_queries: How many queries.
+        kinds: Which faults.
+        short: One victim per kind of fault.
+        fleet: Name or file of the fleet.
+        time_scale: Mesh seconds per wall second.
+        capacity: Most calls an engine is given at a time, so that others wait; None: its own.
+        patience_s: How long after the last fault queries may still take, wall seconds.
+        settings: Kafka and Redis of somebody else's; None: own ones.
+        folder: Where logs, the journal and the servers' data go.
+        quiet: Show no progress.
+    """
+
+    seed: int
+    num_queries: int
+    kinds: tuple[FaultKind, ...]
+    short: bool
+    fleet: str
+    time_scale: float
+    capacity: int | None
+    patience_s: float
+    settings: MeshSettings | None
+    folder: Path
+    quiet: bool = False
+
+
+class ChaosResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of it.
+
+    Attributes:
+        audit: The reconciliation.
+        left_out: Faults that could not be injected here.
+        unexpected: Processes that ended by themselves.
+        num_repeated: Kills repeated because nothing was in flight on the victim.
+        wall_s: Length of the run, wall seconds.
+    """
+
+    audit: Audit
+    left_out: tuple[str, ...]
+    unexpected: tuple[str, ...]
+    num_repeated: int
+    wall_s: float
+
+    def to_json(self, plan: ChaosPlan) -> dict[str, Any]:
+        """Return the command's JSON object."""
+        return {
+            "seed": plan.seed,
+            "time_scale": plan.time_scale,
+            **self.audit.to_json(),
+            "holds": self.audit.holds,
+            "left_out": list(self.left_out),
+            "unexpected_exits": list(self.unexpected),
+            "repeated": self.num_repeated,
+            "wall_s": round(self.wall_s, 1),
+        }
+
+
+async def chaos(plan: ChaosPlan, report: Report, stop: asyncio.Event) -> ChaosResult:
+    """Carry out a run and return what came of it.
+
+    Args:
+        plan: What to do.
+        report: Told what happens, in a line each.
+        stop: Set to end early: no further fault, open queries are given up.
+
+    Raises:
+        ConfigError: A value is wrong, or a server cannot be started here.
+        MeshError: The mesh does not start, or does not come back.
+    """
+    started_s = time.monotonic()
+    fleet = load_fleet(plan.fleet)
+    kinds = [k for k in plan.kinds if plan.settings is None or k not in SERVER_FAULTS]
+    names = [one.name for one in service_commands(_processes(plan, fleet), plan.folder)]
+    faults = make_plan(plan.seed, kinds, names, short=plan.short)
+    workload = build_workload(_workload(plan, duration_s(faults)), fleet)
+    async with _servers(plan, report) as servers:
+        run = _Run(plan, fleet, workload.queries, servers, report)
+        supervisor = await run.disturb(faults, stop)
+        report("auditing")
+        found = await run.audit(supervisor)
+    return ChaosResult(
+        audit=found,
+        left_out=tuple(kind for kind in plan.kinds if kind not in kinds),
+        unexpected=tuple(supervisor.unexpected),
+        num_repeated=supervisor.num_repeated,
+        wall_s=time.monotonic() - started_s,
+    )
+
+
+@asynccontextmanager
+async def _servers(plan: ChaosPlan, report: Report) -> AsyncIterator[Servers]:
+    if plan.settings is not None:
+        address, url = plan.settings.kafka.bootstrap_servers, plan.settings.redis.url
+        yield Servers(bootstrap=address, redis_url=url)
+        return
+    async with own_servers(plan.folder, report) as servers:
+        yield servers
+
+
+def _processes(plan: ChaosPlan, fleet: tuple[InstanceSpec, ...]) -> ProcessesParams:
+    extra = {"HEXFLOW_KAFKA__SESSION_TIMEOUT_S": repr(SESSION_TIMEOUT_S)}
+    if plan.settings is not None:  # the broker decides what is allowed
+        extra = {}
+    if plan.capacity is not None:
+        extra["WORKER_CAPACITY"] = str(plan.capacity)
+    return ProcessesParams(fleet=fleet, dispatchers=DISPATCHERS, extra=extra)
+
+
+def _workload(plan: ChaosPlan, faults_s: float) -> WorkloadParams:
+    """Return queries that go on arriving for about as long as faults happen."""
+    rate = plan.num_queries / ((faults_s + LATE_S) * plan.time_scale)
+    return WorkloadParams(mode="natural", limit=plan.num_queries, rate_qps=rate, seed=plan.seed)
+
+
+class _Run:
+    """The run itself, from the first process to the last record.
+
+    Args:
+        plan: What to do.
+        fleet: One worker each.
+        queries: What the producer asks.
+        servers: Kafka and Redis.
+        report: Told what happens.
+    """
+
+    def __init__(
+        self,
+        plan: ChaosPlan,
+        fleet: tuple[InstanceSpec, ...],
+        queries: Sequence[TraceQuery],
+        servers: Servers,
+        report: Report,
+    ) -> None:
+        settings = mesh_settings(
+            kafka=servers.bootstrap, redis=servers.redis_url, time_scale=plan.time_scale
+        )
+        own = {"prefix": f"chaos-{secrets.token_hex(3)}."}
+        self._settings = settings.model_copy(
+            update={"topics": settings.topics.model_copy(update=own)}
+        )
+        self._plan = plan
+        self._fleet = fleet
+        self._queries = queries
+        self._servers = servers
+        self._report = report
+        self._run_id = new_run_id(plan.seed)
+        self._journal_path = plan.folder / "journal.jsonl"
+
+    async def disturb(self, faults: Sequence[Fault], stop: asyncio.Event) -> Supervisor:
+        """Drive the queries through a mesh that everything happens to."""
+        self._report("starting the mesh")
+        params = _processes(self._plan, self._fleet)
+        async with (
+            open_processes(self._settings, params, self._plan.folder) as mesh,
+            self._following(mesh) as ledger,
+        ):
+            supervisor = Supervisor(mesh, ledger, self._servers, self._report)
+            with Journal(self._journal_path) as journal:
+                await self._produce(mesh, journal, supervisor.carry_out(faults), supervisor, stop)
+        return supervisor
+
+    async def _produce(
+        self,
+        mesh: ProcessMesh,
+        journal: Journal,
+        faults: Coroutine[Any, Any, None],
+        supervisor: Supervisor,
+        stop: asyncio.Event,
+    ) -> None:
+        tally, received = JournalledTally(journal), asyncio.Event()
+        async with (
+            journalled_client(mesh, journal, partition=0) as client,
+            asyncio.TaskGroup() as group,
+        ):
+            group.create_task(client.receive(received), name="receive-outcomes")
+            guard = group.create_task(supervisor.watch_over(), name="watch-over")
+            striking = group.create_task(faults, name="faults")
+            ending = group.create_task(self._end_on(stop, striking, journal), name="end-early")
+            patience = group.create_task(self._lose_patience(striking, stop), name="patience")
+            async with live_progress(
+                stderr_console(), "chaos", len(self._queries), tally, quiet=self._plan.quiet
+            ):
+                driver = ReplayDriver(client, mesh.clock, tally, self._run_id)
+                await driver.run(self._queries, stop)
+                await asyncio.wait({striking})
+            for task in (guard, ending, patience):
+                task.cancel()
+            received.set()
+
+    async def _end_on(
+        self, stop: asyncio.Event, striking: asyncio.Task[None], journal: Journal
+    ) -> None:
+        """Write down when the run was ended early, and end the faults with it."""
+        await stop.wait()
+        journal.write("gave_up")
+        striking.cancel()
+
+    async def _lose_patience(self, striking: asyncio.Task[None], stop: asyncio.Event) -> None:
+        """End the run when queries take too long after the last fault."""
+        await asyncio.wait({striking})
+        await asyncio.sleep(self._plan.patience_s)
+        self._report("out of patience: what is still open counts as lost")
+        stop.set()
+
+    @asynccontextmanager
+    async def _following(self, mesh: ProcessMesh) -> AsyncIterator[Ledger]:
+        """Keep a ledger up to date while the block runs."""
+        ledger, done = self._ledger(), asyncio.Event()
+        partitions = await raw_partitions(mesh.broker, mesh.topics, self._instances())
+        async with (
+            mesh.broker.partition_consumer(partitions, start="beginning") as consumer,
+            asyncio.TaskGroup() as group,
+        ):
+            group.create_task(follow(consumer, ledger, done), name="follow-topics")
+            try:
+                yield ledger
+            finally:
+                done.set()
+
+    async def audit(self, supervisor: Supervisor) -> Audit:
+        """Read everything there is, with the mesh at rest, and reconcile."""
+        ledger = self._ledger()
+        topics = self._settings.topics.topics()
+        async with connect(self._settings, "hexflow-auditor") as broker:
+            partitions = await raw_partitions(broker, topics, self._instances())
+            async with broker.partition_consumer(partitions, start="beginning") as consumer:
+                await read_all(consumer, ledger)
+        entries = read_journal(self._journal_path)
+        return audit(entries, ledger, self._expected(), supervisor.injected)
+
+    def _ledger(self) -> Ledger:
+        return Ledger(self._settings.topics.topics(), self._run_id, self._plan.time_scale)
+
+    def _instances(self) -> list[str]:
+        return [spec.instance_id for spec in self._fleet]
+
+    def _expected(self) -> dict[str, set[str]]:
+        """Return every query's calls, from the workload itself."""
+        return {
+            (query_id := mesh_query_id(self._run_id, query.query_id)): {
+                mint_request_id(query_id, stage.stage, stage.iteration, sibling)
+                for stage in query.stages
+                for sibling in range(len(stage.calls))
+            }
+            for query in self._queries
+        }

@@ -1,0 +1,206 @@
+"""Carries out a plan of faults on a mesh of processes, and repairs what it broke.
+
+Invariants: what was paused is resumed and what was stopped is started again, also when the run is
+cut short; a process that ends by itself is started again too, as its orchestrator would, and told
+of in the report.
+"""
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+
+import redis.asyncio as redis_asyncio
+
+from services.cli.chaos.audit import Injected, effect_of
+from services.cli.chaos.faults import Fault
+from services.cli.chaos.ledger import Ledger
+from services.cli.chaos.servers import Server, Servers
+from services.cli.processes import ProcessMesh
+from shared.errors import MeshError, TransientError
+
+POLL_S = 0.05
+WAIT_IN_FLIGHT_S = 15.0
+HOLD_S = 0.7
+"""How long a dispatcher is held still until calls wait for it: well below its session time-out."""
+SEEN_S = 0.25
+"""Age from which an unbound call is known to wait, and not only to be unread here."""
+MAX_TRIES = 4
+SETTLE_S = 1.0
+READY_WITHIN_S = 60.0
+STOP_GRACE_S = 40.0
+
+Report = Callable[[str], None]
+
+
+class Supervisor:
+    """Strikes and repairs.
+
+    Args:
+        mesh: The processes.
+        ledger: What the raw topics tell meanwhile, kept up to date by its reader.
+        servers: Kafka and Redis, where they may be stopped.
+        report: Told what happens, in a line each.
+    """
+
+    def __init__(self, mesh: ProcessMesh, ledger: Ledger, servers: Servers, report: Report) -> None:
+        self.injected: list[Injected] = []
+        self.unexpected: list[str] = []
+        self.num_repeated = 0
+        self._mesh = mesh
+        self._ledger = ledger
+        self._servers = servers
+        self._report = report
+        self._down: set[str] = set()
+
+    async def carry_out(self, plan: Sequence[Fault]) -> None:
+        """Do everything in the plan, one after the other."""
+        for fault in plan:
+            await asyncio.sleep(fault.quiet_s)
+            for _ in range(MAX_TRIES):
+                self._report(fault.name)
+                injected = await self._strike(fault)
+                await asyncio.sleep(SETTLE_S)
+                if effect_of(injected, self._ledger).counts:
+                    break
+                self.num_repeated += 1
+                self._report(f"{fault.name}: no calls were in flight there; once more")
+            self.injected.append(injected)
+
+    async def watch_over(self) -> None:
+        """Start again, until cancelled, what ends although nobody killed it."""
+        while True:
+            for name, tail in self._mesh.ended().items():
+                if name not in self._down:
+                    self.unexpected.append(name)
+                    self._report(f"{name} has ended by itself:\n{tail}")
+                    await asyncio.to_thread(self._mesh.processes[name].start)
+            await asyncio.sleep(0.5)
+
+    async def _strike(self, fault: Fault) -> Injected:
+        strikes: dict[str, Callable[[Fault], Awaitable[tuple[float, float]]]] = {
+            "kill-worker": self._kill_worker,
+            "kill-dispatcher": self._kill_dispatcher,
+            "kill-tuner": self._kill,
+            "pause-worker": self._pause_worker,
+            "stop-broker": self._stop_broker,
+            "restart-redis": self._restart_redis,
+            "flush-redis": self._flush_redis,
+            "rolling-restart": self._roll,
+        }
+        at_s, back_s = await strikes[fault.kind](fault)
+        return Injected(kind=fault.kind, victim=fault.victim, at_s=at_s, back_s=back_s)
+
+    # Services.
+
+    async def _kill_worker(self, fault: Fault) -> tuple[float, float]:
+        await self._until_held(fault.victim)
+        return await self._kill(fault)
+
+    async def _kill_dispatcher(self, fault: Fault) -> tuple[float, float]:
+        """Hold a dispatcher still until calls wait for it, then kill it."""
+        give_up_s = time.monotonic() + WAIT_IN_FLIGHT_S
+        while True:
+            async with self._held_still(fault.victim) as at_s:
+                if await self._waits_for(fault.victim, at_s) or time.monotonic() > give_up_s:
+                    return await self._kill(fault, at_s)
+            await asyncio.sleep(HOLD_S)
+
+    async def _waits_for(self, dispatcher_id: str, at_s: float) -> bool:
+        while time.time() < at_s + HOLD_S:
+            await asyncio.sleep(POLL_S)
+            now_s = time.time()
+            owned = [
+                partition
+                for partition, owner in self._ledger.owners(now_s).items()
+                if owner == dispatcher_id
+            ]
+            waiting = self._ledger.unbound(owned, now_s - SEEN_S)
+            if set(waiting) & set(self._ledger.unbound(owned, now_s)):
+                return True
+        return False
+
+    async def _kill(self, fault: Fault, at_s: float | None = None) -> tuple[float, float]:
+        process = self._mesh.processes[fault.victim]
+        self._down.add(fault.victim)
+        at_s = at_s or time.time()
+        await asyncio.to_thread(process.kill)
+        await asyncio.sleep(fault.down_s)
+        return at_s, await self._start(fault.victim)
+
+    async def _start(self, name: str) -> float:
+        """Start a process again; returns when it is ready."""
+        await asyncio.to_thread(self._mesh.processes[name].start)
+        self._down.discard(name)
+        give_up_s = time.monotonic() + READY_WITHIN_S
+        while not await asyncio.to_thread(self._mesh.is_ready, name):
+            if time.monotonic() > give_up_s:
+                raise TransientError(
+                    f"{name} did not become ready again within {READY_WITHIN_S:g} s:\n"
+                    + self._mesh.processes[name].log_tail()
+                )
+            await asyncio.sleep(POLL_S)
+        return time.time()
+
+    async def _pause_worker(self, fault: Fault) -> tuple[float, float]:
+        await self._until_held(fault.victim)
+        async with self._held_still(fault.victim) as at_s:
+            await asyncio.sleep(fault.down_s)
+        return at_s, time.time()
+
+    async def _roll(self, _: Fault) -> tuple[float, float]:
+        at_s = time.time()
+        for name, process in self._mesh.processes.items():
+            self._down.add(name)
+            await asyncio.to_thread(process.stop, STOP_GRACE_S)
+            await self._start(name)
+        return at_s, time.time()
+
+    async def _until_held(self, worker: str) -> None:
+        """Wait until a worker holds calls, within a bound."""
+        instance_id = worker.removeprefix("worker-")
+        give_up_s = time.monotonic() + WAIT_IN_FLIGHT_S
+        while time.monotonic() < give_up_s:
+            if self._ledger.held_by(instance_id, time.time()):
+                return
+            await asyncio.sleep(POLL_S)
+
+    @asynccontextmanager
+    async def _held_still(self, name: str) -> AsyncIterator[float]:
+        """Stop a process with SIGSTOP while the block lasts; yields since when, Unix seconds."""
+        pid = self._mesh.processes[name].pid
+        if pid is None:
+            raise TransientError(f"{name} does not run:\n{self._mesh.processes[name].log_tail()}")
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            yield time.time()
+        finally:
+            if self._mesh.processes[name].pid == pid:
+                os.kill(pid, signal.SIGCONT)
+
+    # Servers.
+
+    async def _stop_broker(self, fault: Fault) -> tuple[float, float]:
+        return await self._stop_for(self._servers.kafka, fault.down_s)
+
+    async def _restart_redis(self, fault: Fault) -> tuple[float, float]:
+        return await self._stop_for(self._servers.redis, fault.down_s)
+
+    async def _stop_for(self, server: Server | None, down_s: float) -> tuple[float, float]:
+        if server is None:
+            raise MeshError("a server of somebody else's cannot be stopped")
+        at_s = time.time()
+        await asyncio.to_thread(server.stop)
+        try:
+            await asyncio.sleep(down_s)
+        finally:
+            await asyncio.to_thread(server.start)
+        return at_s, time.time()
+
+    async def _flush_redis(self, _: Fault) -> tuple[float, float]:
+        async with redis_asyncio.from_url(self._servers.redis_url) as client:
+            at_s = time.time()
+            await client.flushall()
+        return at_s, time.time()
