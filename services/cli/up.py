@@ -35,7 +35,7 @@ from services.cli.workload import WorkloadParams, build_workload, load_fleet
 from shared.adapters.clock import SystemClock
 from shared.adapters.kafka import KafkaBroker
 from shared.adapters.local_kafka import LocalKafka, LocalKafkaParams, default_cache_dir
-from shared.contracts.topics import STAGE_REQUESTS, STAGE_RESULTS
+from shared.contracts.topics import STAGE_REQUESTS, STAGE_RESULTS, Topics
 from shared.domain.instance import InstanceSpec
 from shared.errors import ConfigError
 from shared.runtime.connections import kafka_params
@@ -60,7 +60,7 @@ Save it as ask.py and run: {python} ask.py
 import asyncio, msgpack, uuid
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
-KAFKA = "{address}"
+KAFKA, REQUESTS = "{address}", "{topic}"
 REPLIES = TopicPartition("{results}", 0)
 
 async def main():
@@ -78,7 +78,7 @@ async def main():
         consumer.assign([REPLIES])
         await consumer.seek_to_end(REPLIES)
         value = msgpack.packb(call)
-        await producer.send_and_wait("{topic}", value, key=query.encode())
+        await producer.send_and_wait(REQUESTS, value, key=query.encode())
         async for record in consumer:
             outcome = msgpack.unpackb(record.value)
             if outcome["request_id"] == call["request_id"]:
@@ -210,16 +210,21 @@ def _services(fleet: tuple[InstanceSpec, ...]) -> str:
     return f"dispatcher, tuner, {len(fleet)} workers with simulated engines"
 
 
+def sample_producer(address: str, fleet: tuple[InstanceSpec, ...], topics: Topics) -> str:
+    """Return a producer that a person can copy and run against this mesh, with what to do."""
+    return SAMPLE.format(
+        address=address,
+        model=fleet[0].model,
+        topic=topics.name(STAGE_REQUESTS),
+        results=topics.name(STAGE_RESULTS),
+        python=shown_path(Path(sys.executable)),
+    )
+
+
 def _print_sample(
     console: Console, address: str, fleet: tuple[InstanceSpec, ...], access: MeshAccess
 ) -> None:
-    text = SAMPLE.format(
-        address=address,
-        model=fleet[0].model,
-        topic=access.topics.name(STAGE_REQUESTS),
-        results=access.topics.name(STAGE_RESULTS),
-        python=shown_path(Path(sys.executable)),
-    )
+    text = sample_producer(address, fleet, access.topics)
     console.print(text, markup=False, soft_wrap=True)
 
 
