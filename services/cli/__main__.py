@@ -6,6 +6,7 @@ from typing import NoReturn
 
 from services.cli.app import app
 from services.cli.console import exit_code_for
+from shared.runtime.streams import open_standard_streams
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -14,6 +15,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     Args:
         arguments: Words after the program's name; None: the process's own.
     """
+    open_standard_streams()
     try:
         app(arguments, prog_name="hexflow")
     except (Exception, KeyboardInterrupt) as exc:

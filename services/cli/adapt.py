@@ -311,7 +311,7 @@ def command(
     length: Annotated[
         float, typer.Option(min=0.1, max=10, help="Multiplies the number of queries per phase.")
     ] = 1.0,
-    seed: Annotated[int, typer.Option(help="Of arrivals and lengths.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Of arrivals and lengths.")] = 0,
     out: OutOption = Path("out"),
     json: JsonOption = False,
     verbose: VerboseOption = False,

@@ -1,5 +1,6 @@
 """How commands talk to people and end: stderr for words, stdout for data, exit codes."""
 
+import errno
 import json
 import shutil
 import sys
@@ -13,6 +14,7 @@ from shared.errors import ConfigError, MeshError
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
+UNWRITABLE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS})
 
 
 def stderr_console() -> Console:
@@ -63,6 +65,9 @@ def exit_code_for(exc: BaseException) -> int | None:
     if isinstance(exc, KeyboardInterrupt):
         return EXIT_INTERRUPTED
     if isinstance(exc, BrokenPipeError):
+        return EXIT_FAILED
+    if isinstance(exc, OSError) and exc.errno in UNWRITABLE:
+        print(f"hexflow: the output cannot be written: {exc.strerror}", file=sys.stderr)
         return EXIT_FAILED
     error = mesh_error_in(exc)
     if error is None:

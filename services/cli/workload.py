@@ -18,6 +18,7 @@ from shared.simulation.workload import Arrivals, Mode, generate, parse_arrivals,
 
 DEFAULT_LOAD = 0.5
 DEFAULT_NUM_QUERIES = 100
+MAX_QUERIES = 100_000
 BURSTY_CV = 2.0
 STEP_LOW, STEP_HIGH = 0.6, 1.4
 STEP_PHASE_QUERIES = 25
@@ -92,7 +93,7 @@ def build_workload(params: WorkloadParams, fleet: Sequence[InstanceSpec]) -> Wor
     Raises:
         ConfigError: A value is out of range, or the trace or the fleet is wrong.
     """
-    rng = np.random.default_rng(params.seed)
+    rng = _rng(params.seed)
     name, queries = _queries(params, rng)
     capacity = capacity_qps(queries, fleet)
     rate = params.rate_qps if params.rate_qps is not None else DEFAULT_LOAD * capacity
@@ -111,9 +112,10 @@ def generated(num_queries: int, mode: str, seed: int) -> tuple[TraceQuery, ...]:
     """Return generated queries without arrivals.
 
     Raises:
-        ConfigError: The mode is unknown or the number is below 1.
+        ConfigError: The mode is unknown, or the number or the seed is out of range.
     """
-    return generate(num_queries, np.random.default_rng(seed), _mode(mode))
+    _check_number(num_queries)
+    return generate(num_queries, _rng(seed), _mode(mode))
 
 
 def _queries(
@@ -124,11 +126,23 @@ def _queries(
     if params.trace is None:
         mode = params.mode or "natural"
         num = params.limit or DEFAULT_NUM_QUERIES
+        _check_number(num)
         return f"generated, {mode}", generate(num, rng, _mode(mode))
     if params.mode is not None:
         raise ConfigError("a trace file and a generated workload exclude each other")
     queries = parse_trace(read_file(params.trace), str(params.trace))
     return params.trace.name, queries[: params.limit]
+
+
+def _check_number(num_queries: int) -> None:
+    if num_queries > MAX_QUERIES:
+        raise ConfigError(f"at most {MAX_QUERIES:,} queries are generated, not {num_queries:,}")
+
+
+def _rng(seed: int) -> np.random.Generator:
+    if seed < 0:
+        raise ConfigError(f"the seed must not be negative, is {seed}")
+    return np.random.default_rng(seed)
 
 
 def _mean_rate_qps(queries: Sequence[TraceQuery], intended_qps: float) -> float:

@@ -9,6 +9,7 @@ from pydantic_settings import BaseSettings
 from shared.runtime import logs
 from shared.runtime.lifecycle import run_blocking, serve_until_signal
 from shared.runtime.settings import MeshSettings, load
+from shared.runtime.streams import open_standard_streams
 
 S = TypeVar("S", bound=BaseSettings)
 ServiceRun = Callable[[MeshSettings, S, asyncio.Event], Awaitable[None]]
@@ -34,4 +35,5 @@ def main(run: ServiceRun[S], settings_class: type[S]) -> int:
 
         await serve_until_signal(until, mesh.drain_s)
 
+    open_standard_streams()
     return run_blocking(start())

@@ -250,3 +250,18 @@ def test_up_says_who_can_reach_it_and_ends_in_order():
     assert "--with-kafka" in said
     assert "draining" in rest
     assert "Traceback" not in rest
+
+
+def test_output_that_cannot_be_written_is_one_clear_message():
+    """A full disk is no traceback."""
+    with Path("/dev/full").open("w") as full:
+        ended = subprocess.run(
+            [sys.executable, "-m", "services.cli", "generate", "-n", "2"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+            check=False,
+        )
+    assert ended.returncode == 1
+    assert ended.stderr == "hexflow: the output cannot be written: No space left on device\n"

@@ -70,6 +70,8 @@ def test_a_fleet_file_is_read(tmp_path: Path):
         ({"rate_qps": 0.0}, "above 0"),
         ({"rate_qps": -1.0}, "above 0"),
         ({"limit": 0}, "at least 1"),
+        ({"limit": 10**12}, "at most 100,000 queries"),
+        ({"seed": -1}, "the seed must not be negative, is -1"),
         ({"mode": "wild"}, "natural"),
         ({"arrivals": "never"}, "unknown arrivals"),
         ({"slo_scales": (-1.0,)}, "scale"),
