@@ -32,6 +32,7 @@ COMMANDS = {
     "topics": Command("topics", "Create and check the mesh's Kafka topics."),
     "bench": Command("bench", "Measure what the mesh costs, and the simulator."),
     "chaos": Command("chaos.command", "Kill anything, any time, and audit what became of it."),
+    "doctor": Command("doctor.command", "Find what is wrong with a mesh, and what to do."),
     "version": Command("version", "Print the version."),
 }
 

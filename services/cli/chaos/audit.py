@@ -18,7 +18,6 @@ from services.cli.chaos.ledger import CallStory, Ledger
 NEVER_S = float("inf")
 STALLED_S = 0.5
 """A call that waited longer for its dispatcher, just after one died, waited because of it."""
-TAKEOVER_WITHIN_S = 20.0
 
 
 class Injected(msgspec.Struct, frozen=True, kw_only=True):
@@ -232,31 +231,38 @@ def _taken_up_s(story: CallStory, at_s: float) -> float:
 
 
 def _dispatcher_effect(name: str, one: Injected, ledger: Ledger) -> Effect:
-    owned = {
-        partition for partition, owner in ledger.owners(one.at_s).items() if owner == one.victim
-    }
-    waits = [wait for story in ledger.calls.values() for wait in _stalled(story, owned, one.at_s)]
+    owners = ledger.owners(one.at_s)
+    waits: list[float] = []
+    for partition in (p for p, owner in owners.items() if owner == one.victim):
+        waits += _stalled(ledger, partition, one.at_s)
     return Effect(
         fault=name,
         in_flight=len(waits),
-        moved=0,
         recovery_s=max(waits) if waits else None,
         counts=bool(waits),
     )
 
 
-def _stalled(story: CallStory, owned: Collection[int], at_s: float) -> list[float]:
-    """Return when after a dispatcher's death a call that waited for it was bound, seconds."""
-    waits = []
-    for asked in story.asked:
-        if asked.partition not in owned or not at_s - 60.0 < asked.at_s < at_s + TAKEOVER_WITHIN_S:
-            continue
-        bound_s = min((b.at_s for b in story.bound if b.at_s >= asked.at_s), default=None)
-        if bound_s is None or bound_s <= at_s:
-            continue
-        if asked.at_s <= at_s or bound_s - asked.at_s > STALLED_S:
-            waits.append(bound_s - at_s)
-    return waits
+def _stalled(ledger: Ledger, partition: int, at_s: float) -> list[float]:
+    """Return when after a dispatcher's death the calls that waited for it were bound, seconds.
+
+    Those are the calls of its partition that had been asked for when another dispatcher bound the
+    first of them. What waits later waits for other reasons, e.g. while the dead one joins again.
+    """
+    waits = [
+        (asked.at_s, bound_s)
+        for story in ledger.calls.values()
+        for asked in story.asked
+        if asked.partition == partition
+        and (bound_s := min((b.at_s for b in story.bound if b.at_s >= asked.at_s), default=0.0))
+        > at_s
+    ]
+    takeover_s = min((bound_s for _, bound_s in waits), default=0.0)
+    return [
+        bound_s - at_s
+        for asked_s, bound_s in waits
+        if asked_s <= at_s or (asked_s <= takeover_s and bound_s - asked_s > STALLED_S)
+    ]
 
 
 def _server_effect(name: str, one: Injected, ledger: Ledger) -> Effect:

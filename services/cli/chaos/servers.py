@@ -92,7 +92,12 @@ async def own_servers(folder: Path, report: Callable[[str], None]) -> AsyncItera
         ConfigError: One of them cannot be started here; says what is missing.
     """
     kafka = LocalKafka(
-        LocalKafkaParams(data_dir=folder / "kafka", cache_dir=default_cache_dir(os.environ)),
+        LocalKafkaParams(
+            data_dir=folder / "kafka",
+            cache_dir=default_cache_dir(os.environ),
+            # Compiling less pays off in a broker that lives for minutes and starts twice.
+            java_options=("-XX:TieredStopAtLevel=1",),
+        ),
         report,
     )
     redis_dir = folder / "redis"
