@@ -10,10 +10,12 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import structlog
 
 from services.cli.session import MeshAccess
+from services.cli.virtual_time import VirtualTimeLoop, holding
 from services.dispatcher.app import build_dispatcher
 from services.dispatcher.params import DispatcherParams
 from services.tuner.app import build_tuner, replay_processes
@@ -95,8 +97,31 @@ async def open_embedded(params: EmbeddedParams) -> AsyncIterator[EmbeddedMesh]:
 
 
 @asynccontextmanager
+async def open_in_virtual_time(params: EmbeddedParams) -> AsyncIterator[EmbeddedMesh]:
+    """Run a mesh on a `VirtualTimeLoop`: time jumps whenever all services wait."""
+    loop = asyncio.get_running_loop()
+    if not isinstance(loop, VirtualTimeLoop):
+        raise TypeError("a mesh in virtual time needs a VirtualTimeLoop")
+    clock = SystemClock(time_scale=params.time_scale, monotonic=loop.time)
+    broker = MemoryBroker(clock)
+    async with AsyncExitStack() as stack:
+        with loop.held():  # servers and processes start in real time
+            mesh = await stack.enter_async_context(
+                open_mesh_on(broker, clock, params, wrap=lambda store: holding(store, loop))
+            )
+        try:
+            yield mesh
+        finally:
+            stack.enter_context(loop.held())
+
+
+@asynccontextmanager
 async def open_mesh_on(
-    broker: Broker, clock: Clock, params: EmbeddedParams, topics: Topics | None = None
+    broker: Broker,
+    clock: Clock,
+    params: EmbeddedParams,
+    topics: Topics | None = None,
+    wrap: Callable[[StateStore], StateStore] = lambda store: store,
 ) -> AsyncIterator[EmbeddedMesh]:
     """Run a mesh's services in this process on a given broker.
 
@@ -118,7 +143,7 @@ async def open_mesh_on(
             state_url=redis.url,
             state_pid=redis.pid or 0,
         )
-        await stack.enter_async_context(_workers(mesh, store))
+        await stack.enter_async_context(_workers(mesh, wrap(store)))
         if params.tunes:
             await stack.enter_async_context(_tuner(mesh))
         await stack.enter_async_context(_dispatcher(mesh))
@@ -228,20 +253,7 @@ async def _ready(waiting: dict[str, Health]) -> None:
         raise TransientError(f"the mesh was not ready within {READY_WITHIN_S:g} s: {text}") from exc
 
 
-def tuner_params(
-    *,
-    initial_alpha: float,
-    window_queries: int,
-    min_queries: int,
-    period_s: float,
-    quiet_s: float,
-) -> TunerParams:
+def tuner_params(*, min_queries: int, **named: Any) -> TunerParams:
     """Return parameters of the embedded tuner, see `TunerParams`."""
-    return TunerParams(
-        initial_alpha=initial_alpha,
-        window_queries=window_queries,
-        min_queries=min_queries,
-        period_s=period_s,
-        quiet_s=quiet_s,
-        rules=TuningRules(min_queries=min_queries),
-    )
+    rules = TuningRules(min_queries=min_queries)
+    return TunerParams(min_queries=min_queries, rules=rules, **named)

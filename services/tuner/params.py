@@ -18,6 +18,7 @@ class TunerParams(msgspec.Struct, frozen=True, kw_only=True):
         degradation: P95 now divided by P95 at the last decision that triggers one at once.
         quiet_s: Silence after which a query counts as ended, mesh seconds.
         rules: When a better α is worth a change.
+        check_wall_s: Time between looks at the window, wall seconds.
         enabled: Whether it publishes α at all.
     """
 
@@ -30,4 +31,5 @@ class TunerParams(msgspec.Struct, frozen=True, kw_only=True):
     degradation: float = 1.2
     quiet_s: float = 120.0
     rules: TuningRules = TuningRules()
+    check_wall_s: float = 0.5
     enabled: bool = True

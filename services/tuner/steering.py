@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 import structlog
@@ -39,6 +40,24 @@ OTHER_SPEED = 0.25
 CACHE_IS_LOST_BELOW = 0.1
 PRIOR_CALLS = 3.0
 BAN_PERIODS = 3.0
+
+
+class Material(NamedTuple):
+    """What a decision rests on.
+
+    Attributes:
+        ended: Queries that ended.
+        running: Queries that did not.
+        lead_in: Earlier queries whose load was still there; simulated, not judged.
+    """
+
+    ended: Sequence[QueryRecord]
+    running: Sequence[QueryRecord]
+    lead_in: Sequence[QueryRecord] = ()
+
+    def of_pool(self, pools: Mapping[str, str], pool: str) -> "Material":
+        """Return what belongs to one pool."""
+        return Material(*([r for r in part if pools[r.query_id] == pool] for part in self))
 
 
 class Steering:
@@ -81,7 +100,7 @@ class Steering:
         requests = speed_requests(records, self._tables.fleet, self._tables.speeds)
         fits = await self._replay.speeds(requests)
         is_other = await self._publish_speeds(fits, hit_factors(records))
-        cuts = [window_cut_s(ended), *(fit.changed_at_s for fit in fits.values())]
+        cuts = [window_cut_s(ended, running), *(fit.changed_at_s for fit in fits.values())]
         if is_other:  # so far calls were dispatched under a wrong belief, which no replay repeats
             cuts.append(self._clock.now_s())
         cut_s = max((cut for cut in cuts if cut is not None), default=None)
@@ -134,30 +153,34 @@ class Steering:
             self._tables.speeds[instance_id] = update
         return is_other
 
-    async def decide(
-        self, ended: Sequence[QueryRecord], running: Sequence[QueryRecord], trigger: str
-    ) -> bool:
+    async def decide(self, material: Material, trigger: str) -> bool:
         """Decide about every pool in the window; return whether any α changed."""
         specs = self._tables.fleet.values()
-        pools = {record.query_id: pool_of(record.model, specs) for record in [*ended, *running]}
+        pools = {r.query_id: pool_of(r.model, specs) for part in material for r in part}
         is_changed = False
         for pool in sorted(set(pools.values())):
             fleet = self._tables.members_of(pool)
-            own = [record for record in ended if pools[record.query_id] == pool]
-            if fleet and own:
-                still = [record for record in running if pools[record.query_id] == pool]
-                window = episode(own, still, now_s=self._clock.now_s())
-                is_changed |= await self._decide_pool(pool, fleet, window, trigger)
+            own = material.of_pool(pools, pool)
+            if fleet and own.ended:
+                window = episode([*own.lead_in, *own.ended], own.running, now_s=self._clock.now_s())
+                warm_up = len(own.lead_in) or warm_up_of(len(window.queries))
+                is_changed |= await self._decide_pool(pool, fleet, window, warm_up, trigger)
         self._shapes_before = None
         return is_changed
 
     async def _decide_pool(
-        self, pool: str, fleet: tuple[InstanceSpec, ...], window: Episode, trigger: str
+        self,
+        pool: str,
+        fleet: tuple[InstanceSpec, ...],
+        window: Episode,
+        warm_up: int,
+        trigger: str,
     ) -> bool:
         known = self._tables.alphas.get(pool)
         current = known.alpha if known is not None else self._params.initial_alpha
         try:
-            answer = await self._replay.sweep(self._request(fleet, window, current, pool))
+            request = self._request(fleet, window, current, pool)
+            answer = await self._replay.sweep(msgspec.structs.replace(request, warm_up=warm_up))
         except ConfigError as exc:  # e.g. a recorded call that fits on no instance left
             log.warning("replay_refused", pool=pool, error=str(exc))
             self._metrics.decisions.add(result="not_replayed")
@@ -167,14 +190,15 @@ class Steering:
             current=current,
             previous=known.previous_alpha if known is not None else None,
             observed=Observed(
-                p95_s=window.percentile_s(95, start=warm_up_of(len(window.queries))),
+                p95_s=window.percentile_s(95, start=warm_up),
                 num_queries=len(window.queries) - sum(window.is_censored),
                 shares=shares_of(window.generated_tokens),
             ),
             rules=self._params.rules,
             as_it_was=answer.as_it_was,
+            warm_up=warm_up,
         )
-        decision, undone = self._or_undo(known, window, judgement)
+        decision, undone = self._or_undo(known, window.percentile_s(95, start=warm_up), judgement)
         self._report(pool, trigger, window, answer, judgement, decision)
         if decision.is_change:
             await self._publish_alpha(pool, current, decision, judgement, known, undone=undone)
@@ -213,7 +237,7 @@ class Steering:
         )
 
     def _or_undo(
-        self, known: AlphaUpdate | None, window: Episode, judgement: Judgement
+        self, known: AlphaUpdate | None, observed_p95_s: float, judgement: Judgement
     ) -> tuple[TuningDecision, bool]:
         """Return the decision, or the one to undo the last change where reality broke it.
 
@@ -233,7 +257,7 @@ class Steering:
             known.alpha,
             known.previous_alpha,
             predicted_p95_s=promised_s,
-            observed_p95_s=window.percentile_s(95, start=warm_up_of(len(window.queries))),
+            observed_p95_s=observed_p95_s,
             rules=self._params.rules,
         )
         if undo is None:

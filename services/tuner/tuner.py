@@ -12,7 +12,7 @@ import structlog
 
 from services.tuner.params import TunerParams
 from services.tuner.replay import Replay
-from services.tuner.steering import Steering
+from services.tuner.steering import Material, Steering
 from services.tuner.tables import Tables
 from services.tuner.watching import Watching
 from shared.contracts.codec import decode
@@ -162,7 +162,7 @@ class Tuner:
         while not stop.is_set():
             self._health.beat("watch", max_silence_s=LONGEST_STEP_WALL_S)
             try:
-                await asyncio.wait_for(stop.wait(), CHECK_WALL_S)
+                await asyncio.wait_for(stop.wait(), self._params.check_wall_s)
             except TimeoutError:
                 if self._owned:
                     await self._step()
@@ -177,9 +177,13 @@ class Tuner:
             watching.cut(cut_s)
         if self._window is not window:
             return  # the partition went to another tuner meanwhile
-        ended = watching.after_cut(ended)
-        running = watching.after_cut(running)
-        trigger = watching.trigger(ended, now_s)
+        since = watching.after_cut(ended)
+        trigger = watching.trigger(since, now_s)
         if trigger is not None and self._params.enabled:
-            changed = await self._steering.decide(ended, running, trigger)
-            watching.decided(ended, self._clock.now_s(), changed=changed)
+            material = Material(
+                ended=since,
+                running=watching.after_cut(running),
+                lead_in=watching.lead_in(ended),
+            )
+            changed = await self._steering.decide(material, trigger)
+            watching.decided(since, self._clock.now_s(), changed=changed)

@@ -18,6 +18,7 @@ OTHERS = "(others)"
 LESSON_SHARE = 0.25
 REST_SHARE = 0.25
 LEAST_LESSON = 20
+MAX_LEAD_IN = 300
 
 
 class Watching:
@@ -65,6 +66,17 @@ class Watching:
     def after_cut(self, records: Sequence[QueryRecord]) -> list[QueryRecord]:
         """Return the queries that arrived since the latest change."""
         return [record for record in records if record.arrival_s >= self._cut_s]
+
+    def lead_in(self, records: Sequence[QueryRecord]) -> list[QueryRecord]:
+        """Return the queries whose load was still there when the latest change came.
+
+        A replay that began without them would begin with an empty fleet. They are simulated and
+        not judged.
+        """
+        before = [record for record in records if record.arrival_s < self._cut_s]
+        still_open = [record.arrival_s for record in before if record.last_end_s >= self._cut_s]
+        since_s = min(still_open, default=self._cut_s)
+        return [record for record in before if record.arrival_s >= since_s][-MAX_LEAD_IN:]
 
     def trigger(self, ended: Sequence[QueryRecord], now_s: float) -> str | None:
         """Return why a decision is due now, or None."""

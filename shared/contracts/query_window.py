@@ -42,10 +42,12 @@ class QueryRecord:
         self.last_end_s = first.arrival_s
         self.failed = False
         self.calls: dict[str, LatencyEvent] = {}
+        self._groups: list[tuple[StageKey, list[LatencyEvent]]] | None = None
 
     def add(self, event: LatencyEvent) -> None:
         """Take one ended call; a later attempt replaces an earlier one."""
         self.calls[event.request_id] = event
+        self._groups = None
         self.failed = self.failed or event.kind != "completed"
         end_s = event.times.finished_at_s
         if end_s is not None:
@@ -53,12 +55,15 @@ class QueryRecord:
 
     def groups(self) -> list[tuple[StageKey, list[LatencyEvent]]]:
         """Return the stages in the order in which they became ready, siblings sorted."""
+        if self._groups is not None:
+            return self._groups
         found: dict[StageKey, list[LatencyEvent]] = {}
         for event in self.calls.values():
             found.setdefault((event.stage, event.iteration), []).append(event)
         for events in found.values():
             events.sort(key=_sibling)
-        return sorted(found.items(), key=lambda item: (min(map(ready_s, item[1])), item[0]))
+        self._groups = sorted(found.items(), key=lambda item: (min(map(ready_s, item[1])), item[0]))
+        return self._groups
 
     def missing_siblings(self) -> int:
         """Return how many announced siblings have not ended yet."""

@@ -200,23 +200,26 @@ def hit_factors(records: Iterable[QueryRecord]) -> dict[str, float]:
     }
 
 
-def window_cut_s(records: Sequence[QueryRecord]) -> float | None:
+def window_cut_s(
+    records: Sequence[QueryRecord], running: Sequence[QueryRecord] = ()
+) -> float | None:
     """Return the arrival after which rate, mix and length of queries are as they are now.
 
     Args:
         records: Ended queries.
+        running: Those that have not ended: they have arrived, too.
 
     Returns:
         Mesh clock; None when nothing changed within the window.
     """
     ordered = sorted(records, key=_arrival_s)
-    gaps = [later.arrival_s - earlier.arrival_s for earlier, later in pairwise(ordered)]
-    cuts = [
-        latest_change(gaps),
-        latest_change([_work(record) for record in ordered]),
-        latest_change([_uncached_share(record) for record in ordered]),
-    ]
-    found = [ordered[cut].arrival_s for cut in cuts if cut is not None]
+    arrivals_s = sorted(record.arrival_s for record in [*records, *running])
+    in_rate = latest_change([later - earlier for earlier, later in pairwise(arrivals_s)])
+    found = [] if in_rate is None else [arrivals_s[in_rate]]
+    for measure in (_work, _uncached_share):
+        cut = latest_change([measure(record) for record in ordered])
+        if cut is not None:
+            found.append(ordered[cut].arrival_s)
     return max(found, default=None)
 
 

@@ -1,9 +1,10 @@
 """From predictions of a replay to a decision: calibration, confidence, extrapolation; pure.
 
 A replay starts with an empty fleet and the window did not, so the first queries of a window are
-simulated but not judged. An instance's speed is known as well as the work it got: an α that would
-give it over twice its observed share is not eligible; but every instance may be given a fair
-share, or else a fleet that was run on one instance for a while could never spread again.
+simulated but not judged: those still open when what is judged began, else the first tenth. An
+instance's speed is known as well as the work it got: an α that would give it over twice its
+observed share is not eligible; but every instance may be given a fair share, or else a fleet that
+was run on one instance for a while could never spread again.
 """
 
 import math
@@ -77,9 +78,10 @@ def warm_up_of(num_queries: int) -> int:
     return int(WARM_UP_SHARE * num_queries)
 
 
-def judged(latencies_s: Sequence[float]) -> list[float]:
+def judged(latencies_s: Sequence[float], warm_up: int | None = None) -> list[float]:
     """Return the end-to-end times that are judged: completed, after the warm-up; seconds."""
-    return [s for s in latencies_s[warm_up_of(len(latencies_s)) :] if math.isfinite(s)]
+    start = warm_up_of(len(latencies_s)) if warm_up is None else warm_up
+    return [s for s in latencies_s[start:] if math.isfinite(s)]
 
 
 def judge(
@@ -90,6 +92,7 @@ def judge(
     observed: Observed | None,
     rules: TuningRules,
     as_it_was: Replayed | None = None,
+    warm_up: int | None = None,
 ) -> Judgement:
     """Return what to do about α, given a sweep that contains the α in force.
 
@@ -101,12 +104,15 @@ def judge(
         rules: Margins and bounds.
         as_it_was: Prediction under the α and the expectations in force in the window, for the
             calibration; None: the sweep's own.
+        warm_up: How many of the first queries are not judged; None: a tenth.
     """
     by_alpha = {run.alpha: run for run in replayed}
     now = by_alpha[current]
     rng = np.random.default_rng(BOOTSTRAP_SEED)
     gain_low = {
-        alpha: _gain_low(now, run, rng) for alpha, run in by_alpha.items() if run.p95_s < now.p95_s
+        alpha: _gain_low(now, run, rng, warm_up)
+        for alpha, run in by_alpha.items()
+        if run.p95_s < now.p95_s
     }
     ineligible = _ineligible(by_alpha, observed)
     error = _calibration_error(as_it_was or now, observed)
@@ -123,16 +129,20 @@ def judge(
     return Judgement(
         decision=decision,
         calibration_error=error,
-        interval_s=p95_interval_s(by_alpha[decision.alpha].latencies_s),
+        interval_s=p95_interval_s(by_alpha[decision.alpha].latencies_s, warm_up=warm_up),
         ineligible=ineligible,
     )
 
 
 def p95_interval_s(
-    latencies_s: Sequence[float], *, level: float = 0.95, resamples: int = 400
+    latencies_s: Sequence[float],
+    *,
+    level: float = 0.95,
+    resamples: int = 400,
+    warm_up: int | None = None,
 ) -> tuple[float, float]:
     """Return the bootstrap interval of P95 over the queries judged, seconds; NaN when none."""
-    sample = np.array(judged(latencies_s))
+    sample = np.array(judged(latencies_s, warm_up))
     if not len(sample):
         return math.nan, math.nan
     rng = np.random.default_rng(BOOTSTRAP_SEED)
@@ -151,8 +161,10 @@ def _ineligible(by_alpha: Mapping[float, Replayed], observed: Observed | None) -
     return tuple(alpha for alpha, run in by_alpha.items() if is_extrapolated(run.shares, known))
 
 
-def _gain_low(now: Replayed, other: Replayed, rng: np.random.Generator) -> float:
-    start = warm_up_of(len(now.latencies_s))
+def _gain_low(
+    now: Replayed, other: Replayed, rng: np.random.Generator, warm_up: int | None
+) -> float:
+    start = warm_up_of(len(now.latencies_s)) if warm_up is None else warm_up
     pairs = [
         (a, b)
         for a, b in zip(now.latencies_s[start:], other.latencies_s[start:], strict=True)
@@ -167,6 +179,6 @@ def _calibration_error(now: Replayed, observed: Observed | None) -> float | None
     return abs(now.p95_s / observed.p95_s - 1.0)
 
 
-def p95_judged_s(latencies_s: Sequence[float]) -> float:
+def p95_judged_s(latencies_s: Sequence[float], warm_up: int | None = None) -> float:
     """Return P95 over the queries judged, seconds; NaN when none."""
-    return percentile(judged(latencies_s), 95)
+    return percentile(judged(latencies_s, warm_up), 95)

@@ -35,6 +35,7 @@ class ReplayRequest(msgspec.Struct, frozen=True, kw_only=True):
         hop_s: Time of one message between services, seconds.
         admission: Most calls an engine is given at a time; None: its `max_num_seqs`.
         max_batched_tokens: Prefill token budget of every engine; None: as the fleet has it.
+        warm_up: How many of the first queries are not judged; None: a tenth.
     """
 
     queries: tuple[TraceQuery, ...]
@@ -48,6 +49,7 @@ class ReplayRequest(msgspec.Struct, frozen=True, kw_only=True):
     hop_s: float = 0.0
     admission: int | None = None
     max_batched_tokens: int | None = None
+    warm_up: int | None = None
 
 
 class ReplayAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,13 +72,20 @@ def replay_window(request: ReplayRequest, *, core: CoreName = "auto") -> ReplayA
     """
     scenario = scenario_of(request)
     tried = {
-        run.alpha: run for run in _sweep(scenario, sorted({*request.alphas, request.current}), core)
+        run.alpha: run
+        for run in sweep_scenario(
+            scenario,
+            sorted({*request.alphas, request.current}),
+            core=core,
+            warm_up=request.warm_up,
+        )
     }
     for _ in range(MAX_REFINEMENTS):
         refined = refine_alphas({alpha: run.p95_s for alpha, run in tried.items()})
         if not refined:
             break
-        tried |= {run.alpha: run for run in _sweep(scenario, refined, core)}
+        more = sweep_scenario(scenario, refined, core=core, warm_up=request.warm_up)
+        tried |= {run.alpha: run for run in more}
     runs = tuple(tried[alpha] for alpha in sorted(tried))
     return ReplayAnswer(runs=runs, as_it_was=_as_it_was(request, scenario, core, tried))
 
@@ -102,15 +111,14 @@ def scenario_of(request: ReplayRequest) -> Scenario:
 
 
 def sweep_scenario(
-    scenario: Scenario, alphas: Sequence[float], *, core: CoreName = "auto"
+    scenario: Scenario,
+    alphas: Sequence[float],
+    *,
+    core: CoreName = "auto",
+    warm_up: int | None = None,
 ) -> list[Replayed]:
     """Return predictions of one scenario under several α, in their order."""
-    return _sweep(scenario, alphas, core)
-
-
-def _sweep(scenario: Scenario, alphas: Sequence[float], core: CoreName) -> list[Replayed]:
-    results = sweep_alpha(scenario, alphas, core=core)
-    return [_replayed(result) for result in results]
+    return [_replayed(result, warm_up) for result in sweep_alpha(scenario, alphas, core=core)]
 
 
 def _as_it_was(
@@ -119,10 +127,10 @@ def _as_it_was(
     if request.shapes_before is None or request.shapes_before == request.shapes:
         return tried[request.current]
     before = msgspec.structs.replace(scenario, shapes=request.shapes_before)
-    return _replayed(simulate(before, core=core))
+    return _replayed(simulate(before, core=core), request.warm_up)
 
 
-def _replayed(result: RunResult) -> Replayed:
+def _replayed(result: RunResult, warm_up: int | None) -> Replayed:
     generated = dict.fromkeys((spec.instance_id for spec in result.fleet), 0)
     ids = [spec.instance_id for spec in result.fleet]
     for index, tokens in zip(
@@ -134,7 +142,7 @@ def _replayed(result: RunResult) -> Replayed:
     return Replayed(
         alpha=result.alpha,
         latencies_s=latencies_s,
-        p95_s=p95_judged_s(latencies_s),
+        p95_s=p95_judged_s(latencies_s, warm_up),
         shares=shares_of(generated),
     )
 
