@@ -3,7 +3,7 @@
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -199,34 +199,45 @@ class _Run:
         ):
             supervisor = Supervisor(mesh, ledger, self._servers, self._report)
             with Journal(self._journal_path) as journal:
-                await self._produce(mesh, journal, supervisor.carry_out(faults), supervisor, stop)
+                await self._produce(mesh, journal, supervisor, faults, stop)
         return supervisor
 
     async def _produce(
         self,
         mesh: ProcessMesh,
         journal: Journal,
-        faults: Coroutine[Any, Any, None],
         supervisor: Supervisor,
+        faults: Sequence[Fault],
         stop: asyncio.Event,
     ) -> None:
+        """Ask a portion of the queries with every fault, however long the one before took."""
         tally, received = JournalledTally(journal), asyncio.Event()
+        portions = _portions(self._queries, len(faults))
         async with (
             journalled_client(mesh, journal, partition=0) as client,
             asyncio.TaskGroup() as group,
         ):
             group.create_task(client.receive(received), name="receive-outcomes")
-            guard = group.create_task(supervisor.watch_over(), name="watch-over")
-            striking = group.create_task(faults, name="faults")
-            ending = group.create_task(self._end_on(stop, striking, journal), name="end-early")
-            patience = group.create_task(self._lose_patience(striking, stop), name="patience")
+            asking: list[asyncio.Task[None]] = []
+
+            def ask(number: int) -> None:
+                driver = ReplayDriver(client, mesh.clock, tally, self._run_id)
+                name = f"ask-{number}"
+                asking.append(group.create_task(driver.run(portions[number], stop), name=name))
+
+            striking = group.create_task(supervisor.carry_out(faults, ask), name="faults")
+            side = (
+                group.create_task(supervisor.watch_over(), name="watch-over"),
+                group.create_task(self._end_on(stop, striking, journal), name="end-early"),
+                group.create_task(self._lose_patience(striking, stop), name="patience"),
+            )
             async with live_progress(
                 stderr_console(), "chaos", len(self._queries), tally, quiet=self._plan.quiet
             ):
-                driver = ReplayDriver(client, mesh.clock, tally, self._run_id)
-                await driver.run(self._queries, stop)
                 await asyncio.wait({striking})
-            for task in (guard, ending, patience):
+                if asking:
+                    await asyncio.wait(asking)
+            for task in side:
                 task.cancel()
             received.set()
 
@@ -287,3 +298,19 @@ class _Run:
             }
             for query in self._queries
         }
+
+
+def _portions(queries: Sequence[TraceQuery], count: int) -> list[list[TraceQuery]]:
+    """Return the queries in so many portions, each with arrivals from its own beginning on."""
+    ordered = sorted(queries, key=lambda query: query.arrival_s or 0.0)
+    portions = []
+    for index in range(count):
+        part = ordered[index * len(ordered) // count : (index + 1) * len(ordered) // count]
+        begin_s = (part[0].arrival_s or 0.0) if part else 0.0
+        portions.append(
+            [
+                msgspec.structs.replace(query, arrival_s=(query.arrival_s or 0.0) - begin_s)
+                for query in part
+            ]
+        )
+    return portions

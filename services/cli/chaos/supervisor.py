@@ -55,9 +55,15 @@ class Supervisor:
         self._report = report
         self._down: set[str] = set()
 
-    async def carry_out(self, plan: Sequence[Fault]) -> None:
-        """Do everything in the plan, one after the other."""
-        for fault in plan:
+    async def carry_out(self, plan: Sequence[Fault], before: Callable[[int], None]) -> None:
+        """Do everything in the plan, one after the other.
+
+        Args:
+            plan: The faults in order.
+            before: Told a fault's number before its quiet time begins.
+        """
+        for number, fault in enumerate(plan):
+            before(number)
             await asyncio.sleep(fault.quiet_s)
             for _ in range(MAX_TRIES):
                 self._report(fault.name)

@@ -88,14 +88,14 @@ async def _redis_setting(client: RedisClient, name: str) -> str:
 
 
 async def _has_keys(client: RedisClient, prefix: str) -> bool:
-    cursor: bytes = b"0"
+    cursor = 0
     for _ in range(SCANS):
         cursor, keys = await client.command(
             "SCAN", cursor, "MATCH", f"{prefix}*", "COUNT", SCAN_KEYS
         )
         if keys:
             return True
-        if cursor == b"0":
+        if int(cursor) == 0:
             return False
     return True  # too many other keys to be sure
 
