@@ -9,6 +9,7 @@ assignment is counted twice; the acknowledgement ends it.
 """
 
 import heapq
+import math
 from collections.abc import Mapping
 from types import MappingProxyType
 
@@ -133,6 +134,8 @@ class FleetState:
     def __init__(self, live_s: float) -> None:
         self._live_s = live_s
         self._known: dict[str, Known] = {}
+        self._listening_since_s = -math.inf
+        self._last_record_s = -math.inf
 
     def observe(self, offset: int, state: InstanceState, heard_at_s: float) -> bool:
         """Take one record of `instance-states`; returns whether it counted.
@@ -176,9 +179,35 @@ class FleetState:
             if self._takes_calls(known, now_s)
         ]
 
-    def heard_within(self, since_s: float) -> list[InstanceView]:
-        """Return the instances heard since a monotonic instant, in whatever phase."""
-        return [k.view(1.0) for _, k in sorted(self._known.items()) if k.heard_at_s >= since_s]
+    def listen(self, now_s: float) -> None:
+        """Note that a record of `instance-states` has come, whoever wrote it.
+
+        There is one every second or so, because recovery owners write probes. Where none came for
+        longer than an instance may be silent, the broker was away or this process was paused:
+        silence before this record tells nothing about an instance.
+        """
+        if now_s - self._last_record_s > self._live_s:
+            self._listening_since_s = now_s
+        self._last_record_s = now_s
+
+    def has_listened(self, since_s: float, now_s: float) -> bool:
+        """Return whether everything said between two monotonic instants has been heard."""
+        is_deaf = now_s - self._last_record_s > self._live_s
+        return not is_deaf and self._listening_since_s <= since_s
+
+    def heard_within(self, since_s: float, now_s: float) -> list[InstanceView]:
+        """Return the instances, in whatever phase, whose silence since an instant is not certain.
+
+        Args:
+            since_s: The instant, monotonic seconds.
+            now_s: Monotonic seconds.
+        """
+        is_certain = self.has_listened(since_s, now_s)
+        return [
+            known.view(1.0)
+            for _, known in sorted(self._known.items())
+            if not is_certain or known.heard_at_s >= since_s
+        ]
 
     def prefixes(self) -> dict[str, PrefixCacheModel]:
         """Return instance_id -> prefix model."""

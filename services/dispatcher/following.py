@@ -116,6 +116,7 @@ class Tables:
         return on_record
 
     def _on_state(self, record: Record) -> None:
+        self._fleet.listen(self._clock.monotonic_s())
         if record.value is None:
             self._fleet.remove((record.key or b"").decode(errors="replace"))
             return

@@ -160,20 +160,22 @@ class Planner:
         return call.prepared
 
     def _refuse_hopeless(self, group: GroupKey, decisions: Decisions, *, is_any_live: bool) -> None:
-        since_s = self._clock.monotonic_s() - self._params.no_instance_grace_s
-        known = any(_offers(group, view) for view in self._fleet.heard_within(since_s))
-        if known:
+        now_s = self._clock.monotonic_s()
+        since_s = now_s - self._params.no_instance_grace_s
+        if any(_offers(group, view) for view in self._fleet.heard_within(since_s, now_s)):
             return
+        is_certain = self._fleet.has_listened(since_s, now_s)
         for call in list(self._book.waiting_in(group)):
-            if is_any_live or call.since_s <= since_s:
+            if is_any_live or (is_certain and call.since_s <= since_s):
                 self._refuse(call, _verdict(NoEligibleInstance.reason, call), decisions)
 
     def _may_come_back(self, call: OpenCall) -> bool:
         """Return whether an eligible instance that is not live was heard of within the grace."""
-        since_s = self._clock.monotonic_s() - self._params.no_instance_grace_s
+        now_s = self._clock.monotonic_s()
+        since_s = now_s - self._params.no_instance_grace_s
         waiting = call.prepared.call if call.prepared else None
         return waiting is not None and any(
-            is_eligible(waiting, view) for view in self._fleet.heard_within(since_s)
+            is_eligible(waiting, view) for view in self._fleet.heard_within(since_s, now_s)
         )
 
     def _rotate(self, group: GroupKey, offered: Sequence[OpenCall]) -> None:

@@ -290,6 +290,25 @@ async def test_a_call_waits_for_an_eligible_instance_that_restarts(mesh: Mesh):
     assert bound.request.request_id == "r"
 
 
+async def test_an_outage_of_the_broker_is_no_silence_of_its_instances(mesh: Mesh):
+    """A call that was held when the broker went away waits for the instances to be heard again."""
+    mine, other = await mesh.instance("mine"), await mesh.instance("other", model="other")
+    async with mesh.running():
+        await mesh.pass_time(2, beating=[mine, other])
+        mesh.broker.refuse_publish = lambda topic: topic == TOPICS.instance("mine")
+        await mesh.submit(make_request("held"))
+        await mesh.pass_time(1, beating=[mine, other])
+        mesh.broker.is_down = True
+        await mesh.submit(make_request("unread"))
+        await mesh.pass_time(60)
+        mesh.broker.is_down = False
+        mesh.broker.refuse_publish = lambda _: False
+        await mesh.pass_time(5, beating=[other])
+        assert await mesh.outcomes() == []
+        await mine.say()
+        await mesh.until(lambda: _received(mine, 2))
+
+
 async def test_a_silent_instance_gets_no_calls(mesh: Mesh):
     """Without a heartbeat for five seconds an instance is not offered, long before it is dead."""
     loud, silent = await mesh.instance("loud", decode_s=0.06), await mesh.instance("silent")

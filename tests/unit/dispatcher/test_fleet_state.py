@@ -132,8 +132,20 @@ def test_silence_beyond_the_bound_ends_liveness():
     fleet = fleet_of((1, make_state()))
     assert fleet.is_live("a", 100.0 + LIVE_S)
     assert not fleet.is_live("a", 100.1 + LIVE_S)
-    assert len(fleet.heard_within(90.0)) == 1
-    assert fleet.heard_within(100.1) == []
+
+
+def test_silence_counts_only_while_somebody_is_heard():
+    """Where nothing at all was read for a while, no instance's silence is certain."""
+    fleet = fleet_of((1, make_state()))
+    for now_s in (99.0, 102.0, 105.0, 108.0):
+        fleet.listen(now_s)
+    assert len(fleet.heard_within(99.0, 108.0)) == 1
+    assert fleet.heard_within(101.0, 108.0) == []
+    assert len(fleet.heard_within(101.0, 108.1 + LIVE_S)) == 1  # nothing is read at present
+    fleet.listen(208.0)
+    assert len(fleet.heard_within(207.0, 208.0)) == 1  # since then nothing could be heard
+    fleet.listen(211.0)
+    assert fleet.heard_within(208.0, 211.0) == []
 
 
 def test_a_tombstone_removes_the_instance():
