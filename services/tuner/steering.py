@@ -7,6 +7,7 @@ from typing import NamedTuple
 import msgspec
 import structlog
 
+from services.tuner.advice import advice
 from services.tuner.params import TunerParams
 from services.tuner.replay import Replay
 from services.tuner.tables import Tables, next_revision, pool_of
@@ -202,7 +203,26 @@ class Steering:
         self._report(pool, trigger, window, answer, judgement, decision)
         if decision.is_change:
             await self._publish_alpha(pool, current, decision, judgement, known, undone=undone)
+        elif trigger == "schedule" and self._is_calibrated(judgement):
+            await self._advise(pool, msgspec.structs.replace(request, warm_up=warm_up), current)
         return decision.is_change
+
+    def _is_calibrated(self, judgement: Judgement) -> bool:
+        error = judgement.calibration_error
+        return error is not None and error <= self._params.rules.max_calibration_error
+
+    async def _advise(self, pool: str, request: ReplayRequest, alpha: float) -> None:
+        """Say which engine setting would be better; people own those."""
+        for one in await advice(self._replay, request, alpha, self._params.rules.margin):
+            self._metrics.advised.set(one.value, pool=pool, setting=one.setting)
+            log.info(
+                "setting_advised",
+                pool=pool,
+                setting=one.setting,
+                value=one.value,
+                gain=one.gain,
+                sure_gain=one.sure_gain,
+            )
 
     def _request(
         self, fleet: tuple[InstanceSpec, ...], window: Episode, current: float, pool: str
@@ -247,9 +267,7 @@ class Steering:
         if known is None or known.previous_alpha is None or known.predicted_p95_s is None:
             return judgement.decision, False
         pool = known.pool
-        error = judgement.calibration_error
-        is_explained = error is not None and error <= self._params.rules.max_calibration_error
-        if is_explained or self._checked.get(pool) == known.revision:
+        if self._is_calibrated(judgement) or self._checked.get(pool) == known.revision:
             return judgement.decision, False
         self._checked[pool] = known.revision
         promised_s = known.predicted_high_s or known.predicted_p95_s

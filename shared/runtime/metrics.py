@@ -75,6 +75,11 @@ class Metrics:
         self.calibration = self._gauge(
             "hexflow_calibration_error", "|simulated / observed P95 - 1| of the window", ("pool",)
         )
+        self.advised = self._gauge(
+            "hexflow_advised_setting",
+            "Value of an engine setting that the tuner predicts to be better, by pool",
+            ("pool", "setting"),
+        )
         self.speed = self._gauge(
             "hexflow_speed_factor", "Learned time ÷ profiled time, by instance", ("target",)
         )

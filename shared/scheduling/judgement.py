@@ -110,7 +110,7 @@ def judge(
     now = by_alpha[current]
     rng = np.random.default_rng(BOOTSTRAP_SEED)
     gain_low = {
-        alpha: _gain_low(now, run, rng, warm_up)
+        alpha: gain_low_of(now, run, rng, warm_up)
         for alpha, run in by_alpha.items()
         if run.p95_s < now.p95_s
     }
@@ -161,9 +161,17 @@ def _ineligible(by_alpha: Mapping[float, Replayed], observed: Observed | None) -
     return tuple(alpha for alpha, run in by_alpha.items() if is_extrapolated(run.shares, known))
 
 
-def _gain_low(
-    now: Replayed, other: Replayed, rng: np.random.Generator, warm_up: int | None
+def gain_low_of(
+    now: Replayed, other: Replayed, rng: np.random.Generator, warm_up: int | None = None
 ) -> float:
+    """Return the lower 95% bound of the relative gain in P95 of a run over another.
+
+    Args:
+        now: The run to beat.
+        other: The same queries under something else.
+        rng: Draws the bootstrap samples.
+        warm_up: How many of the first queries are not judged; None: a tenth.
+    """
     start = warm_up_of(len(now.latencies_s)) if warm_up is None else warm_up
     pairs = [
         (a, b)
