@@ -61,6 +61,19 @@ class Material(NamedTuple):
         return Material(*([r for r in part if pools[r.query_id] == pool] for part in self))
 
 
+class Lesson(NamedTuple):
+    """Since when things are as they are now, mesh clock; None: all along.
+
+    Attributes:
+        changed_at_s: The workload or an instance's speed changed.
+        believed_at_s: Until now calls were dispatched under a quite wrong belief of a speed, which
+            no replay repeats.
+    """
+
+    changed_at_s: float | None = None
+    believed_at_s: float | None = None
+
+
 class Steering:
     """Does what is due.
 
@@ -93,22 +106,20 @@ class Steering:
         self._banned_until_s: dict[tuple[str, float], float] = {}
         self._checked: dict[str, int] = {}
 
-    async def learn(
-        self, ended: Sequence[QueryRecord], running: Sequence[QueryRecord]
-    ) -> float | None:
-        """Learn shapes and speeds; return since when things are as they are now, mesh clock."""
+    async def learn(self, ended: Sequence[QueryRecord], running: Sequence[QueryRecord]) -> Lesson:
+        """Learn shapes and speeds from the queries since the latest change known."""
         records = [*ended, *running]
         requests = speed_requests(records, self._tables.fleet, self._tables.speeds)
         fits = await self._replay.speeds(requests)
         is_other = await self._publish_speeds(fits, hit_factors(records))
-        cuts = [window_cut_s(ended, running), *(fit.changed_at_s for fit in fits.values())]
-        if is_other:  # so far calls were dispatched under a wrong belief, which no replay repeats
-            cuts.append(self._clock.now_s())
-        cut_s = max((cut for cut in cuts if cut is not None), default=None)
-        workload_s = cuts[0]
-        recent = [r for r in ended if workload_s is None or r.arrival_s >= workload_s] or ended
-        await self._publish_shapes(recent)
-        return cut_s
+        workload_s = window_cut_s(ended, running)
+        recent = [r for r in ended if workload_s is None or r.arrival_s >= workload_s]
+        await self._publish_shapes(recent or ended)
+        cuts = [workload_s, *(fit.changed_at_s for fit in fits.values())]
+        return Lesson(
+            changed_at_s=max((cut for cut in cuts if cut is not None), default=None),
+            believed_at_s=self._clock.now_s() if is_other else None,
+        )
 
     async def _publish_shapes(self, records: Sequence[QueryRecord]) -> None:
         expected = self._tables.shapes()

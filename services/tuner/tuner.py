@@ -171,10 +171,11 @@ class Tuner:
         """Look at the window; learn and decide where there is reason to."""
         now_s, watching, window = self._clock.now_s(), self._watching, self._window
         ended, running = window.split(now_s, self._params.quiet_s)
-        watching.look(ended, now_s)
-        if watching.is_lesson_due(ended):
-            cut_s = await self._steering.learn(ended, running)
-            watching.cut(cut_s)
+        watching.look(ended)
+        lately = watching.since_change(ended)
+        if watching.takes_lesson(lately):
+            lesson = await self._steering.learn(lately, watching.since_change(running))
+            watching.cut(*lesson)
         if self._window is not window:
             return  # the partition went to another tuner meanwhile
         since = watching.after_cut(ended)

@@ -35,12 +35,13 @@ class Watching:
         self._num_seen = 0
         self._seen: set[str] = set()
         self._lesson_at = 0
+        self._changed_at_s = 0.0
         self._cut_s = 0.0
         self._decided_at_s: float | None = None
         self._p95_at_decision_s: float | None = None
         self._is_changed = False
 
-    def look(self, ended: Sequence[QueryRecord], now_s: float) -> None:  # noqa: ARG002
+    def look(self, ended: Sequence[QueryRecord]) -> None:
         """Count queries that ended since the last look; show the window."""
         current = {record.query_id for record in ended}
         new = current - self._seen
@@ -49,17 +50,28 @@ class Watching:
         if new:
             self._show(ended)
 
-    def is_lesson_due(self, ended: Sequence[QueryRecord]) -> bool:
-        """Return whether enough queries ended since the last lesson; asking takes it as given."""
+    def since_change(self, records: Sequence[QueryRecord]) -> list[QueryRecord]:
+        """Return the queries that arrived since the workload or a speed last changed."""
+        return [record for record in records if record.arrival_s >= self._changed_at_s]
+
+    def takes_lesson(self, ended: Sequence[QueryRecord]) -> bool:
+        """Return whether enough queries ended since the last lesson; True counts as one."""
         step = max(LEAST_LESSON, round(LESSON_SHARE * self._params.min_queries))
         if self._num_seen - self._lesson_at < step or len(ended) < step:
             return False
         self._lesson_at = self._num_seen
         return True
 
-    def cut(self, cut_s: float | None) -> None:
-        """Leave out what arrived before a change found, and decide anew."""
-        if cut_s is not None and cut_s > self._cut_s:
+    def cut(self, changed_at_s: float | None, believed_at_s: float | None) -> None:
+        """Leave out what arrived before a change found, and decide anew.
+
+        Args:
+            changed_at_s: When the workload or a speed changed, mesh clock.
+            believed_at_s: Since when a quite wrong belief is put right.
+        """
+        self._changed_at_s = max(self._changed_at_s, changed_at_s or 0.0)
+        cut_s = max(self._changed_at_s, believed_at_s or 0.0)
+        if cut_s > self._cut_s:
             self._cut_s = cut_s
             self._is_changed = True
 
