@@ -12,13 +12,12 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 
-import redis.asyncio as redis_asyncio
-
 from services.cli.chaos.audit import Injected, effect_of
 from services.cli.chaos.faults import Fault
 from services.cli.chaos.ledger import Ledger
 from services.cli.chaos.servers import Server, Servers
 from services.cli.processes import ProcessMesh
+from shared.adapters.redis_client import RedisClient, RedisParams
 from shared.errors import MeshError, TransientError
 
 POLL_S = 0.05
@@ -206,7 +205,7 @@ class Supervisor:
         return at_s, time.time()
 
     async def _flush_redis(self, _: Fault) -> tuple[float, float]:
-        async with redis_asyncio.from_url(self._servers.redis_url) as client:
+        async with RedisClient.open(RedisParams(url=self._servers.redis_url)) as client:
             at_s = time.time()
-            await client.flushall()
+            await client.command("FLUSHALL")
         return at_s, time.time()
