@@ -201,7 +201,7 @@ def _show(found: Comparison) -> None:
         for line in headlines(found, setting):
             console.print(f"- {line}", markup=False)
         limits, *others = grids_of(found, setting)
-        console.print(rich_table(limits))
+        console.print(rich_table(without_intervals(limits, but=(1, 3))))
         console.print(limits.note, style="dim", markup=False)
         for grid in others:
             if grid.rows:

@@ -122,8 +122,8 @@ def draw_bars(
             fontsize=8,
         )
     tidy(axes)
-    axes.margins(x=0.12)
-    axes.set_xlim(left=0.0)
+    # Wide intervals of few seeds must not squeeze the bars.
+    axes.set_xlim(0.0, 1.3 * max(*means, 1e-9))
 
 
 def short(value: float) -> str:
@@ -132,11 +132,19 @@ def short(value: float) -> str:
 
 
 def log_seconds(axes: Axes) -> None:
-    """Make the vertical axis logarithmic, with plain numbers at 1, 2 and 5."""
+    """Make the vertical axis logarithmic, with plain numbers at 1, 2 and 5.
+
+    It spans the lines; confidence bands may reach beyond.
+    """
+    values = [np.asarray(line.get_ydata(), np.float64) for line in axes.get_lines()]
+    drawn = np.concatenate(values) if values else np.empty(0)
+    drawn = drawn[np.isfinite(drawn) & (drawn > 0.0)]
     axes.set_yscale("log")
     axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
     axes.yaxis.set_minor_formatter(NullFormatter())
+    if len(drawn):
+        axes.set_ylim(float(drawn.min()) / 1.2, float(drawn.max()) * 1.2)
 
 
 def tidy(axes: Axes) -> None:

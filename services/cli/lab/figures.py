@@ -89,6 +89,7 @@ def limits_figure(found: Comparison, setting: Setting) -> Figure:
         color=BOUND,
         fontsize=8,
     )
+    rates.set_xlim(right=max(1.08 * capacity, rates.get_xlim()[1]))
     rates.set_yticks(places, [one.label for one in contenders])
     rates.set_xlabel("queries/s")
     rates.set_title(f"Rate up to which {TARGET:.0%} stay within their SLO", fontsize=10)

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import msgspec
 
@@ -12,6 +12,8 @@ from services.cli.lab.setting import Cell, Setting
 from services.cli.lab.tightest import TARGETS
 
 _INTERVAL = re.compile(r" ± [\d.,]+")
+PLAIN = "vllm"
+
 Text = Callable[[Interval], str]
 
 
@@ -36,9 +38,17 @@ def setting_title(setting: Setting) -> str:
     return f"{setting.trace} on {setting.fleet}, {setting.arrivals} arrivals"
 
 
-def without_intervals(grid: Grid) -> Grid:
-    """Return a table whose cells say the means only, for narrow screens."""
-    rows = tuple(tuple(_INTERVAL.sub("", cell) for cell in row) for row in grid.rows)
+def without_intervals(grid: Grid, but: Collection[int] = ()) -> Grid:
+    """Return a table whose cells say the means only, for narrow screens.
+
+    Args:
+        grid: The table.
+        but: Columns that keep their intervals.
+    """
+    rows = tuple(
+        tuple(cell if number in but else _INTERVAL.sub("", cell) for number, cell in enumerate(row))
+        for row in grid.rows
+    )
     return msgspec.structs.replace(grid, rows=rows)
 
 
@@ -62,13 +72,13 @@ def limits_grid(found: Comparison, setting: Setting) -> Grid:
     rows = []
     for contender in contenders:
         rates = found.sustained_qps(setting, contender)
-        share = interval([rate / capacity for rate in rates if rate > 0.0])
+        share = interval([rate / capacity for rate in rates]).mean
         ratio = ratio_interval(reference, rates)
         rows.append(
             (
                 contender.label,
                 sustained_text(found, setting, contender),
-                _percent(share) if share.num else "–",
+                f"{share:.0%}" if any(rates) else "–",
                 "1" if contender == first else _ratio(ratio),
                 *(_plain(interval(_scales(found, setting, contender, t))) for t in TARGETS),
             )
@@ -167,16 +177,16 @@ def headlines(found: Comparison, setting: Setting) -> list[str]:
         f"policy could exceed on this fleet ({capacity:.3f})."
     )
     lines = [keeps]
-    rated = [(found.sustained(setting, other).mean, other) for other in others]
-    rated = [(rate, other) for rate, other in rated if math.isfinite(rate)]
-    if not rated:
+    rivals = [other for other in others if other.policy != first.policy]
+    if not rivals:
         return lines
-    best_rate, best = max(rated, key=lambda pair: pair[0])
-    _, worst = min(rated, key=lambda pair: pair[0])
-    if best_rate > 0.0 and own.mean > 0.0:
-        lines.append(_against("strongest", found, setting, best))
-    if worst != best:
-        lines.append(_against("weakest", found, setting, worst))
+    ranked = sorted(rivals, key=lambda other: found.sustained(setting, other).mean)
+    best, plain = ranked[-1], Contender(policy=PLAIN)
+    lines.append(_against("the strongest of the others here", found, setting, best))
+    if plain in rivals and plain != best:
+        lines.append(_against("what most teams run today", found, setting, plain))
+    elif ranked[0] != best:
+        lines.append(_against("the weakest of the others here", found, setting, ranked[0]))
     return lines
 
 
@@ -196,7 +206,7 @@ def _against(word: str, found: Comparison, setting: Setting, other: Contender) -
     ratio = ratio_interval(found.sustained_qps(setting, first), found.sustained_qps(setting, other))
     cell = Cell(setting=setting, rate_qps=found.focus_qps[setting])
     p95 = found.ratio(cell, other, first, "p95_s")
-    text = f"Against {other.label}, the {word} of the others here"
+    text = f"Against {other.label}, {word}"
     if ratio.num:
         text += f", that is {_ratio(ratio)} times as many queries"
     else:
