@@ -46,6 +46,7 @@ class ProcessesParams(msgspec.Struct, frozen=True, kw_only=True):
         tunes: Whether a tuner runs too.
         log_level: Of every process.
         extra: Further environment variables of every process.
+        fault_folder: Where each simulated engine looks for `<instance>.fault`; None: nowhere.
     """
 
     fleet: tuple[InstanceSpec, ...]
@@ -55,6 +56,7 @@ class ProcessesParams(msgspec.Struct, frozen=True, kw_only=True):
     tunes: bool = True
     log_level: str = "INFO"
     extra: dict[str, str] = {}
+    fault_folder: Path | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,7 +168,7 @@ def service_commands(params: ProcessesParams, folder: Path) -> list[ServiceComma
         ServiceCommand(
             name=f"worker-{spec.instance_id}",
             module="services.worker",
-            variables=_worker(spec, folder),
+            variables=_worker(spec, folder, params.fault_folder),
         )
         for spec in params.fleet
     ]
@@ -189,10 +191,13 @@ def service_commands(params: ProcessesParams, folder: Path) -> list[ServiceComma
     ]
 
 
-def _worker(spec: InstanceSpec, folder: Path) -> dict[str, str]:
+def _worker(spec: InstanceSpec, folder: Path, fault_folder: Path | None) -> dict[str, str]:
     path = folder / f"{spec.instance_id}.toml"
     path.write_text(dump_fleet((spec,)))
-    return {"WORKER_INSTANCE_ID": spec.instance_id, "WORKER_FLEET_FILE": str(path)}
+    own = {"WORKER_INSTANCE_ID": spec.instance_id, "WORKER_FLEET_FILE": str(path)}
+    if fault_folder is not None:
+        own["WORKER_FAULT_FILE"] = str(fault_folder / f"{spec.instance_id}.fault")
+    return own
 
 
 def mesh_variables(settings: MeshSettings) -> dict[str, str]:

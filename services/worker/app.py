@@ -6,6 +6,7 @@ from services.worker.params import WorkerParams
 from services.worker.settings import WorkerSettings
 from services.worker.worker import Worker
 from shared.adapters.clock import SystemClock
+from shared.adapters.engine_faults import faults_from
 from shared.adapters.kafka import KafkaBroker
 from shared.adapters.redis_store import RedisStore
 from shared.adapters.simulated_engine import SimulatedEngine
@@ -54,6 +55,7 @@ async def run(mesh: MeshSettings, settings: WorkerSettings, stop: asyncio.Event)
     async with (
         probes(health, metrics, host=mesh.probes.host, port=mesh.probes.port),
         SimulatedEngine.open(spec, clock) as engine,
+        faults_from(settings.fault_file, engine, clock),
         RedisStore.open(redis_params(mesh)) as store,
         KafkaBroker.open(kafka_params(mesh, f"worker-{spec.instance_id}")) as broker,
     ):

@@ -12,7 +12,7 @@ from shared.domain.instance import InstanceSpec
 from shared.errors import ConfigError
 from shared.simulation.fleets import BUILTIN_GPUS, INSTANCE_ID, builtin_fleet, parse_fleet
 
-NOT_PARAMS = frozenset({"engine", "fleet", "fleet_file"})
+NOT_PARAMS = frozenset({"engine", "fleet", "fleet_file", "fault_file"})
 WallS = Annotated[float, Field(gt=0, le=3_600)]
 
 
@@ -35,6 +35,8 @@ class WorkerSettings(BaseSettings):
     """Built-in fleet that describes the instance."""
     fleet_file: Path | None = None
     """Fleet file (TOML) that describes the instance; wins over the built-in fleet."""
+    fault_file: Path | None = None
+    """File whose word, `hang` or `fail`, the simulated engine obeys; for chaos runs."""
     capacity: int | None = Field(default=None, ge=1, le=100_000)
     """Most calls the engine is given at a time; unset: the instance's `max_num_seqs`."""
     queue_bound: int = Field(default=10_000, ge=1, le=1_000_000)

@@ -13,6 +13,8 @@ FaultKind = Literal[
     "kill-dispatcher",
     "kill-tuner",
     "pause-worker",
+    "hang-engine",
+    "fail-engine",
     "stop-broker",
     "restart-redis",
     "flush-redis",
@@ -29,6 +31,9 @@ BROKER_DOWN_S = 10.0
 REDIS_DOWN_S = 2.0
 PAUSE_S = 10.0
 """Above the dispatchers' `dead_after_s`: the paused worker's calls are given to others."""
+ENGINE_S = 16.0
+"""Above what a generation may take without a result in a chaos run's workers."""
+ON_A_WORKER = ("pause-worker", "hang-engine", "fail-engine")
 REPAIRS_S = {"rolling-restart": 30.0, "pause-worker": 3.0, "stop-broker": 6.0}
 REPAIR_S = 4.0
 
@@ -98,7 +103,7 @@ def _of_kind(kind: FaultKind, processes: Sequence[str], rng: Random, *, short: b
         victims = [name for name in processes if name.startswith(service)]
         if short:
             victims = [rng.choice(victims)]
-    elif kind == "pause-worker":
+    elif kind in ON_A_WORKER:
         victims = [rng.choice([name for name in processes if name.startswith("worker")])]
     else:
         victims = [""]
@@ -122,6 +127,8 @@ def _down_s(kind: FaultKind, turn: int, *, short: bool) -> float:
     times = {
         "kill-tuner": QUICK_S,
         "pause-worker": PAUSE_S,
+        "hang-engine": ENGINE_S,
+        "fail-engine": ENGINE_S,
         "stop-broker": BROKER_DOWN_S,
         "restart-redis": REDIS_DOWN_S,
     }

@@ -31,6 +31,8 @@ from shared.runtime.settings import MeshSettings
 
 SESSION_TIMEOUT_S = 1.5
 """Of the dispatchers: below Kafka's default of 6 s, which alone is twice the goal."""
+STALL_WALL_S = 8.0
+"""Of the workers: time without a result after which a generation may count as failed."""
 DISPATCHERS = 2
 LATE_S = 5.0
 
@@ -144,9 +146,16 @@ def _processes(plan: ChaosPlan, fleet: tuple[InstanceSpec, ...]) -> ProcessesPar
     extra = {"HEXFLOW_KAFKA__SESSION_TIMEOUT_S": repr(SESSION_TIMEOUT_S)}
     if plan.settings is not None:  # the broker decides what is allowed
         extra = {}
+    extra |= {
+        "WORKER_STALL_FLOOR_S": repr(STALL_WALL_S * plan.time_scale),
+        "WORKER_STALL_WALL_S": repr(STALL_WALL_S),
+        "WORKER_STALL_FACTOR": "8",
+    }
     if plan.capacity is not None:
         extra["WORKER_CAPACITY"] = str(plan.capacity)
-    return ProcessesParams(fleet=fleet, dispatchers=DISPATCHERS, extra=extra)
+    return ProcessesParams(
+        fleet=fleet, dispatchers=DISPATCHERS, extra=extra, fault_folder=plan.folder
+    )
 
 
 def _workload(plan: ChaosPlan, faults_s: float) -> WorkloadParams:

@@ -90,6 +90,8 @@ class Supervisor:
             "kill-dispatcher": self._kill_dispatcher,
             "kill-tuner": self._kill,
             "pause-worker": self._pause_worker,
+            "hang-engine": self._break_engine,
+            "fail-engine": self._break_engine,
             "stop-broker": self._stop_broker,
             "restart-redis": self._restart_redis,
             "flush-redis": self._flush_redis,
@@ -153,6 +155,19 @@ class Supervisor:
         await self._until_held(fault.victim)
         async with self._held_still(fault.victim) as at_s:
             await asyncio.sleep(fault.down_s)
+        return at_s, time.time()
+
+    async def _break_engine(self, fault: Fault) -> tuple[float, float]:
+        """Let an engine hang, or fail every call, for a while."""
+        await self._until_held(fault.victim)
+        instance_id = fault.victim.removeprefix("worker-")
+        order = self._mesh.log_dir / f"{instance_id}.fault"
+        at_s = time.time()
+        await asyncio.to_thread(order.write_text, fault.kind.removesuffix("-engine"))
+        try:
+            await asyncio.sleep(fault.down_s)
+        finally:
+            order.unlink(missing_ok=True)
         return at_s, time.time()
 
     async def _roll(self, _: Fault) -> tuple[float, float]:
