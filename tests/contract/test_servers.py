@@ -66,7 +66,7 @@ async def read(bootstrap: str, count: int) -> list[bytes]:
     await consumer.start()
     try:
         consumer.assign([TopicPartition(TOPIC, 0)])
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             return [(await consumer.getone()).value for _ in range(count)]
     finally:
         await consumer.stop()

@@ -36,7 +36,9 @@ def prefix() -> str:
 @pytest.fixture
 async def store(url: str, prefix: str) -> AsyncIterator[StateStore]:
     """Return a store under that prefix, which keeps few chunks."""
-    async with RedisStore.open(RedisParams(url=url, prefix=prefix, chunk_entries=200)) as opened:
+    async with RedisStore.open(
+        RedisParams(url=url, prefix=prefix, chunk_entries=200, timeout_s=30.0)
+    ) as opened:
         yield opened
 
 

@@ -69,7 +69,7 @@ class UrgencyMachine(RuleBasedStateMachine):
         self.do(self._connect())
 
     async def _connect(self) -> None:
-        params = RedisParams(url=self.url, prefix=self.prefix)
+        params = RedisParams(url=self.url, prefix=self.prefix, timeout_s=60.0)
         store = await self.stack.enter_async_context(RedisStore.open(params))
         self.raw = await self.stack.enter_async_context(Redis.from_url(self.url, protocol=2))
         self.line = store.urgency_set("line")

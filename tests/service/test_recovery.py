@@ -282,7 +282,7 @@ async def test_a_stop_during_a_rescue_ends_it_and_leaves_the_rest_for_the_next_o
         await mesh.until(lambda: _bound(dead, 1))
         mesh.broker.refuse_publish = lambda topic: topic == TOPICS.name(STAGE_REQUESTS)
         await mesh.pass_time_until(lambda: _fences(mesh))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             await running.stop()
     assert await _handed_back(mesh) == []
     mesh.broker.refuse_publish = lambda _: False

@@ -64,7 +64,7 @@ class Bench:
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """Wait until a condition holds."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not condition():
                 await asyncio.sleep(0.01)
 

@@ -301,7 +301,7 @@ class Mesh:
         self, fact: Callable[[], Any], *, beating: Sequence[Instance] = ()
     ) -> Any:
         """Let time pass until an async fact holds; return its value."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not (value := await fact()):
                 await self.pass_time(0.5, beating=beating)
             return value

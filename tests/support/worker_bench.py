@@ -67,7 +67,7 @@ QUICK = WorkerParams(
     abort_s=2.0,
     standby_s=0.2,
 )
-WITHIN_S = 10.0
+WITHIN_S = 60.0
 M = TypeVar("M", bound=Message)
 
 
