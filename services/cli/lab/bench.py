@@ -79,8 +79,12 @@ class Workbench:
             cell = Cell(setting=setting, rate_qps=1.0)
             Layout(self.scenario(cell, tuple(placed), Variant(policy=DEFAULT_POLICY)))
 
-    def run(self, job: Job) -> list[Row]:
+    def run(self, job: Job, core: CoreName | None = None) -> list[Row]:
         """Return one row per variant of a job, in its order.
+
+        Args:
+            job: The work.
+            core: Which core simulates, where not the bench's own.
 
         Raises:
             ConfigError: The job makes no run; names the place.
@@ -90,7 +94,9 @@ class Workbench:
         rows = []
         for budget, variants in groupby(job.variants, key=lambda variant: variant.token_budget):
             scenarios = [self.scenario(job.cell, queries, one) for one in variants]
-            for scenario, result in zip(scenarios, sweep(scenarios, core=self._core), strict=True):
+            for scenario, result in zip(
+                scenarios, sweep(scenarios, core=core or self._core), strict=True
+            ):
                 result.check()
                 rows.append(
                     Row(

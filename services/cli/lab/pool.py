@@ -27,6 +27,8 @@ from shared.errors import MeshError
 from shared.simulation.simulator import CoreName
 
 LINE_EVERY_S = 10.0
+# A compiled run takes no time, but loading the code takes about as long as this many queries.
+QUERIES_WORTH_COMPILING = 3_000
 
 
 class WorkerLost(MeshError):
@@ -54,19 +56,22 @@ class LocalRunner:
     Args:
         setup: What all jobs have in common.
         progress: Where progress is shown.
-        core: Which core simulates.
     """
 
-    def __init__(self, setup: Setup, progress: "JobProgress", core: CoreName = "auto") -> None:
-        self._bench = Workbench(setup, core)
+    def __init__(self, setup: Setup, progress: "JobProgress") -> None:
+        self._bench = Workbench(setup)
         self._progress = progress
+        self._num_queries = setup.num_queries or max(map(len, setup.traces.values()))
 
     def run(self, label: str, jobs: Sequence[Job]) -> list[Row]:
         """See `Runner`."""
         rows = []
+        core: CoreName = "auto"
+        if self._num_queries * sum(len(job.variants) for job in jobs) >= QUERIES_WORTH_COMPILING:
+            core = "compiled"
         with self._progress.stage(label, len(jobs)) as advance:
             for job in jobs:
-                rows += self._bench.run(job)
+                rows += self._bench.run(job, core)
                 advance()
         return rows
 
