@@ -23,7 +23,9 @@ INTRODUCTION = """\
 
 Services read their settings from the environment. `HEXFLOW_*` must be the same for all services of
 a mesh; the others belong to one service. A variable with one of these prefixes that names no
-setting is refused at the start, with the nearest valid name; so is a value out of bounds.
+setting is refused at the start, with the nearest valid name; so is a value out of bounds. A mesh
+that runs in one process (`hexflow demo`, `up`, `replay` without `--kafka`) reads none of them: what
+can be set there are the command's options.
 
 *Wall seconds* are real ones; *mesh seconds* are wall seconds × `HEXFLOW_TIME_SCALE`.
 
