@@ -7,6 +7,10 @@ instant at which it really was, with the lengths it really had, under several fa
 wanted is the one at which the median of observed ÷ modelled service time is one. The median leaves
 up to half of the calls free to be outliers.
 
+Only completed calls are known: those running now, and those of queries that left the window, were
+in the batch too and are missing. So calls near either end of the window load the model but have no
+say: those within the 95th percentile of the service times.
+
 Prompt tokens found in the prefix cache are left out of the prompt: what was really cached is known.
 """
 
@@ -18,6 +22,7 @@ import msgspec
 
 from shared.domain.instance import InstanceSpec, LatencyModel
 from shared.errors import InvalidCall
+from shared.scheduling.attainment import percentile
 from shared.scheduling.changepoints import latest_change
 from shared.simulation.batching import BatchingInstance
 
@@ -26,6 +31,7 @@ STEPS = 12
 ENOUGH_STEPS = 0.01
 MAX_CALLS = 1_500
 LEAST_CALLS = 20
+MARGIN_SHARE = 0.2
 
 
 class RanCall(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,7 +89,7 @@ def fit_speed(
         known: The factor believed in so far, where the search begins.
     """
     recent = sorted(calls, key=_started_s)[-MAX_CALLS:]
-    if len(recent) < LEAST_CALLS:
+    if len(recent) < LEAST_CALLS or not any(_has_say(recent)):
         return None
     factor = _fitted(spec, recent, known)
     ratios = _ratios(spec, recent, factor)
@@ -92,7 +98,7 @@ def fit_speed(
         return SpeedFit(factor=factor, num_calls=len(recent))
     changed_at_s = ratios[cut][0]
     later = [call for call in recent if call.started_s >= changed_at_s]
-    if len(later) < LEAST_CALLS:
+    if sum(_has_say(later)) < LEAST_CALLS:
         return SpeedFit(factor=factor, num_calls=len(recent))
     return SpeedFit(
         factor=_fitted(spec, later, factor), num_calls=len(later), changed_at_s=changed_at_s
@@ -119,13 +125,29 @@ def _fitted(spec: InstanceSpec, calls: Sequence[RanCall], known: float) -> float
 def _ratios(
     spec: InstanceSpec, calls: Sequence[RanCall], factor: float
 ) -> list[tuple[float, float]]:
-    """Return (started, observed ÷ modelled service time) per call, in order of start."""
+    """Return (started, observed ÷ modelled service time) per call with a say, by start."""
     modelled = _modelled_s(spec, calls, factor)
     return [
         (call.started_s, max(1e-9, call.finished_s - call.started_s) / max(1e-9, service_s))
-        for call, service_s in zip(calls, modelled, strict=True)
-        if service_s > 0.0
+        for call, service_s, has_say in zip(calls, modelled, _has_say(calls), strict=True)
+        if service_s > 0.0 and has_say
     ] or [(calls[0].started_s, 1.0)]
+
+
+def _has_say(calls: Sequence[RanCall]) -> list[bool]:
+    """Return which calls ran among calls that are all known."""
+    if not calls:
+        return []
+    first_s = min(call.started_s for call in calls)
+    last_s = max(call.started_s for call in calls)
+    margin_s = min(
+        percentile([call.finished_s - call.started_s for call in calls], 95),
+        MARGIN_SHARE * (last_s - first_s),
+    )
+    return [
+        call.started_s >= first_s + margin_s and call.finished_s <= last_s - margin_s
+        for call in calls
+    ]
 
 
 def _modelled_s(spec: InstanceSpec, calls: Sequence[RanCall], factor: float) -> list[float]:

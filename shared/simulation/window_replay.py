@@ -6,6 +6,7 @@ Everything that goes in and out is plain data, so that it can cross to another p
 from collections.abc import Mapping, Sequence
 
 import msgspec
+import numpy as np
 
 from shared.domain.instance import InstanceSpec
 from shared.domain.profile import WorkflowShape
@@ -131,13 +132,13 @@ def _as_it_was(
 
 
 def _replayed(result: RunResult, warm_up: int | None) -> Replayed:
-    generated = dict.fromkeys((spec.instance_id for spec in result.fleet), 0)
-    ids = [spec.instance_id for spec in result.fleet]
-    for index, tokens in zip(
-        result.call_instance.tolist(), result.output_tokens.tolist(), strict=True
-    ):
-        if index >= 0:
-            generated[ids[index]] += tokens
+    ran = result.call_instance >= 0
+    tokens = np.bincount(
+        result.call_instance[ran], result.output_tokens[ran], minlength=len(result.fleet)
+    )
+    generated = {
+        spec.instance_id: int(count) for spec, count in zip(result.fleet, tokens, strict=True)
+    }
     latencies_s = tuple(result.latency_s.tolist())
     return Replayed(
         alpha=result.alpha,
