@@ -86,6 +86,7 @@ def _waiting_call(request: StageRequest, arrival_s: float, predictor: Predictor)
         ready_at_s=request.ready_at_s or 0.0,
         t_slo_s=request.t_slo_s or 0.0,
         deadline_s=arrival_s + (request.slo_s or 0.0),
+        avoid=request.failed_on,
     )
 
 

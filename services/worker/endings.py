@@ -102,8 +102,15 @@ class Endings:
         await self._ack(held)
         self.close(held)
 
-    async def hand_back(self, held: HeldCall, cause: str) -> None:
-        """Put a call back on `stage-requests` for another attempt, then forget it."""
+    async def hand_back(self, held: HeldCall, cause: str, *, failed: bool = False) -> None:
+        """Put a call back on `stage-requests` for another attempt, then forget it.
+
+        Args:
+            held: The call.
+            cause: Constant word.
+            failed: Whether the engine here failed it, so that others should try.
+        """
+        failed_on = self._params.instance_id if failed else ""
         self.stop_counting(held)
         while True:
             attempt = held.attempt
@@ -113,7 +120,7 @@ class Endings:
             try:
                 await self._publisher.until_taken(
                     STAGE_REQUESTS,
-                    next_attempt_of(held),
+                    next_attempt_of(held, failed_on),
                     key=held.query_id,
                     traceparent=held.traceparent,
                 )

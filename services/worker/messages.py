@@ -94,9 +94,16 @@ def refusal_of(address: ReturnAddress, error: ContractError, instance_id: str) -
     )
 
 
-def next_attempt_of(held: HeldCall) -> StageRequest:
-    """Return the request that hands a call back: one attempt later, ready time and budget kept."""
-    return msgspec.structs.replace(held.request, attempt=held.attempt + 1)
+def next_attempt_of(held: HeldCall, failed_on: str = "") -> StageRequest:
+    """Return the request that hands a call back: one attempt later, ready time and budget kept.
+
+    Args:
+        held: The call.
+        failed_on: The instance, where its engine failed the call; others are preferred then.
+    """
+    before = held.request.failed_on
+    after = before if not failed_on or failed_on in before else (*before, failed_on)
+    return msgspec.structs.replace(held.request, attempt=held.attempt + 1, failed_on=after)
 
 
 def times_of(held: HeldCall) -> CallTimes:

@@ -263,7 +263,7 @@ class Runner:
         elif isinstance(result, Finished):
             verdict = Verdict(kind="completed", finished=result)
         elif self._may_try_again(held, result):
-            await life.endings.hand_back(held, result.reason)
+            await life.endings.hand_back(held, result.reason, failed=True)
             return
         else:
             verdict = Verdict(kind="failed", reason=result.reason, detail=result.detail)

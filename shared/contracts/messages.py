@@ -117,6 +117,7 @@ class StageRequest(Message, frozen=True, kw_only=True, tag="stage_request"):
         ready_at_s: When the call became ready, mesh clock; set on attempt 0.
         t_slo_s: The stage's budget, seconds, frozen when the stage became ready; may be negative.
         slo_defaulted: Whether `slo_s` was filled in by the mesh.
+        failed_on: Instances whose engine failed an earlier attempt; others are preferred.
     """
 
     request_id: Id
@@ -147,6 +148,7 @@ class StageRequest(Message, frozen=True, kw_only=True, tag="stage_request"):
     ready_at_s: Seconds | None = None
     t_slo_s: Finite | None = None
     slo_defaulted: bool = False
+    failed_on: tuple[InstanceId, ...] = ()
 
     @property
     def effective_query_id(self) -> str:

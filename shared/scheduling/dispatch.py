@@ -162,7 +162,7 @@ def plan(
     current = {view.spec.instance_id: view for view in sorted(views, key=_by_id)}
     result = Plan(assignments=[], rejections=[], unassigned=[])
     for call in calls:
-        eligible = [view for view in current.values() if is_eligible(call, view)]
+        eligible = _preferred(call, [view for view in current.values() if is_eligible(call, view)])
         if not eligible:
             result.rejections.append((call, NoEligibleInstance.reason))
             continue
@@ -191,6 +191,16 @@ def plan(
             Assignment(call=call, choice=choice, cost=cost, queue_score=score)
         )
     return result
+
+
+def _preferred(call: WaitingCall, eligible: list[InstanceView]) -> list[InstanceView]:
+    """Leave out the instances that failed the call before, unless there is no other.
+
+    An instance that fails at once looks idle, and without this would get its failures again.
+    """
+    if not call.avoid:
+        return eligible
+    return [view for view in eligible if view.spec.instance_id not in call.avoid] or eligible
 
 
 def _by_id(view: InstanceView) -> str:

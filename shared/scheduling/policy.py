@@ -31,6 +31,7 @@ class WaitingCall(msgspec.Struct, frozen=True, kw_only=True):
         ready_at_s: When it became ready, seconds.
         t_slo_s: Its stage's budget, seconds.
         deadline_s: Its query's deadline, seconds.
+        avoid: Instances that get it only when no other may take it: they failed it before.
     """
 
     request_id: str
@@ -45,6 +46,7 @@ class WaitingCall(msgspec.Struct, frozen=True, kw_only=True):
     ready_at_s: float
     t_slo_s: float
     deadline_s: float
+    avoid: tuple[str, ...] = ()
 
 
 class InstanceView(msgspec.Struct, frozen=True, kw_only=True):

@@ -94,6 +94,7 @@ async def test_failed_generation_is_tried_elsewhere(bench: Bench) -> None:
         await worker.drained()
     assert (request.request_id, request.attempt) == ("a", 2)
     assert (request.ready_at_s, request.t_slo_s, request.arrival_s) == (1_000.0, 10.0, 900.0)
+    assert request.failed_on == (bench.spec.instance_id,)
     assert await bench.outcomes() == []
     assert await bench.committed() == (1, "")
 

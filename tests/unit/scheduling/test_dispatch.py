@@ -106,6 +106,23 @@ def test_a_call_without_eligible_instance_is_rejected_with_the_reason() -> None:
     assert not result.unassigned
 
 
+@pytest.mark.parametrize("policy", ["hexgen-flow", "vllm", "least-outstanding"])
+def test_a_retry_avoids_the_instance_that_failed_it(policy: str) -> None:
+    """An instance that fails at once is idle, and yet does not get its failures back."""
+    views = [make_view("a"), make_view("b", backlog_s=500.0, num_running=9)]
+    calls = [make_call(f"r{number}", avoid=("a",)) for number in range(4)]
+    result = plan(make_policy(policy, 0.1), calls, views, {}, 0.0)
+    assert {one.choice.instance_id for one in result.assignments} == {"b"}
+
+
+def test_a_retry_goes_back_where_there_is_no_other_instance() -> None:
+    """A fleet of one tries again there."""
+    result = plan(
+        make_policy("hexgen-flow", 0.1), [make_call(avoid=("a",))], [make_view("a")], {}, 0.0
+    )
+    assert [one.choice.instance_id for one in result.assignments] == ["a"]
+
+
 def test_no_instance_at_all_rejects() -> None:
     """An empty fleet is no crash."""
     result = plan(make_policy("vllm", 0.0), [make_call()], [], {}, 0.0)
