@@ -16,8 +16,8 @@ from services.cli.interrupts import run_until_stopped
 from services.cli.options import (
     FleetOption,
     JsonOption,
-    KafkaOption,
-    RedisOption,
+    NamedKafkaOption,
+    NamedRedisOption,
     VerboseOption,
     configure_logs,
     mesh_settings,
@@ -75,8 +75,8 @@ def command(
         bool,
         typer.Option("--short", help=f"One victim per kind; default kinds {', '.join(SHORT)}."),
     ] = False,
-    kafka: KafkaOption = None,
-    redis: RedisOption = None,
+    kafka: NamedKafkaOption = None,
+    redis: NamedRedisOption = None,
     fleet: FleetOption = "hetero-1",
     time_scale: Annotated[
         float, typer.Option(min=0.001, max=1_000.0, help="Workload seconds per wall second.")

@@ -31,7 +31,7 @@ BROKER_DOWN_S = 10.0
 REDIS_DOWN_S = 2.0
 PAUSE_S = 10.0
 """Above the dispatchers' `dead_after_s`: the paused worker's calls are given to others."""
-ENGINE_S = 16.0
+ENGINE_S = 20.0
 """Above what a generation may take without a result in a chaos run's workers."""
 ON_A_WORKER = ("pause-worker", "hang-engine", "fail-engine")
 REPAIRS_S = {"rolling-restart": 30.0, "pause-worker": 3.0, "stop-broker": 6.0}

@@ -149,7 +149,7 @@ def _processes(plan: ChaosPlan, fleet: tuple[InstanceSpec, ...]) -> ProcessesPar
     extra |= {
         "WORKER_STALL_FLOOR_S": repr(STALL_WALL_S * plan.time_scale),
         "WORKER_STALL_WALL_S": repr(STALL_WALL_S),
-        "WORKER_STALL_FACTOR": "8",
+        "WORKER_STALL_FACTOR": "4",
     }
     if plan.capacity is not None:
         extra["WORKER_CAPACITY"] = str(plan.capacity)
