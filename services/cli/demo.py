@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +9,7 @@ import msgspec
 import typer
 from rich.console import Console
 
+from services.cli.caveats import scale_caveats
 from services.cli.console import (
     EXIT_FAILED,
     how_to_activate,
@@ -29,6 +29,7 @@ from shared.domain.instance import InstanceSpec
 from shared.errors import ConfigError
 
 POLICIES = "hexgen-flow,vllm"
+ANECDOTE = "One seed is an anecdote, and round-robin is an easy opponent."
 MEANING = {
     "hexgen-flow": "scores instances by expected work; most urgent call first",
     "vllm": "a plain load balancer: round-robin; first come, first served",
@@ -129,24 +130,6 @@ def introduce(
     console.print()
 
 
-def caveats(plan: DemoPlan, tallies: Mapping[str, Tally]) -> list[str]:
-    """Return what a reader must know to judge the numbers, one sentence each."""
-    hops = ", ".join(f"{name} {tally.mean_hops_s():.2f} s" for name, tally in tallies.items())
-    cost = (
-        f"Broker and dispatch cost each call workload time ({hops} on average): real "
-        f"milliseconds count {plan.time_scale:g}-fold here, under each policy alike."
-    )
-    lines = [cost, "One seed is an anecdote, and round-robin is an easy opponent."]
-    late_s = max(tally.latest_arrival_s for tally in tallies.values())
-    if late_s > plan.time_scale * 0.5:
-        busy = (
-            f"This machine was too busy for this time scale (a query arrived {late_s:.1f} "
-            "workload seconds late): use a smaller --time-scale."
-        )
-        lines.insert(0, busy)
-    return lines
-
-
 def next_steps() -> str:
     """Return what to try next."""
     steps = {
@@ -176,7 +159,7 @@ def _show(
     )
     figure = plots.comparison_figure(tallies, subtitle)
     path = plots.save(figure, out, "demo.png")
-    for line in caveats(plan, tallies):
+    for line in (*scale_caveats(tallies, plan.time_scale), ANECDOTE):
         console.print(line, style="dim")
     console.print(f"\nPlot: [bold]{path}[/bold]\n", soft_wrap=True)
     console.print(next_steps())

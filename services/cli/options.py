@@ -39,6 +39,14 @@ RedisOption = Annotated[
     str | None,
     typer.Option(metavar="URL", help="redis://HOST:PORT/DB; default: HEXFLOW_REDIS__URL."),
 ]
+# For commands that touch servers only where they are named: the environment is no default there.
+NamedKafkaOption = Annotated[
+    str | None,
+    typer.Option(metavar="HOST:PORT", help="Bootstrap address of a Kafka that runs already."),
+]
+NamedRedisOption = Annotated[
+    str | None, typer.Option(metavar="URL", help="Its Redis, redis://HOST:PORT/DB.")
+]
 JsonOption = Annotated[
     bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else there.")
 ]

@@ -9,6 +9,7 @@ from typing import Annotated
 import msgspec
 import typer
 
+from services.cli.caveats import scale_caveats
 from services.cli.console import EXIT_INTERRUPTED, print_json, stderr_console, stdout_console
 from services.cli.embedded import DEFAULT_ALPHA, EmbeddedParams, open_embedded
 from services.cli.interrupts import run_until_stopped
@@ -245,5 +246,7 @@ def command(
     else:
         stdout_console().print(summary_table(result.info, result.tally))
         stdout_console().print(instance_table(result.tally))
+        for line in scale_caveats({"": result.tally}, result.info.time_scale):
+            stderr_console().print(line, style="dim")
     if result.info.interrupted:
         raise typer.Exit(EXIT_INTERRUPTED)

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from services.cli.console import print_json, stderr_console, stdout_console
 from services.cli.interrupts import run_until_stopped
-from services.cli.options import FleetOption, JsonOption, KafkaOption, OutOption, mesh_settings
+from services.cli.options import FleetOption, JsonOption, NamedKafkaOption, OutOption, mesh_settings
 from services.cli.remote import open_remote
 from services.cli.tally import finite
 from services.cli.tuning_window import (
@@ -216,7 +216,7 @@ def command(
         ),
     ] = None,
     fleet: FleetOption = "hetero-1",
-    kafka: KafkaOption = None,
+    kafka: NamedKafkaOption = None,
     save: Annotated[
         Path | None, typer.Option(metavar="FILE", help="With --kafka: keep the window here.")
     ] = None,

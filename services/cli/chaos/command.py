@@ -66,7 +66,7 @@ def verdict(result: ChaosResult) -> list[str]:
 
 @app.command()
 def command(
-    seed: Annotated[int, typer.Option(help="Of the faults and the workload.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Of the faults and the workload.")] = 0,
     queries: Annotated[int, typer.Option(min=1, help="How many queries.")] = 200,
     faults: Annotated[
         str, typer.Option(metavar="KIND,...", help=f"Which: {', '.join(KINDS)}; default: all.")
