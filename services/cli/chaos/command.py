@@ -11,7 +11,13 @@ from rich.table import Table
 
 from services.cli.chaos.faults import KINDS, SERVER_FAULTS, SHORT, parse_kinds
 from services.cli.chaos.run import ChaosPlan, ChaosResult, chaos
-from services.cli.console import EXIT_FAILED, print_json, stderr_console, stdout_console
+from services.cli.console import (
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    print_json,
+    stderr_console,
+    stdout_console,
+)
 from services.cli.interrupts import run_until_stopped
 from services.cli.options import (
     FleetOption,
@@ -122,6 +128,8 @@ def command(
         console.print(f"never done to servers that others use: {', '.join(sorted(SERVER_FAULTS))}")
     result = run_until_stopped(lambda stop: chaos(plan, _reporter(), stop))
     _tell(plan, result, json=json)
+    if result.interrupted:
+        raise typer.Exit(EXIT_INTERRUPTED)
     if not result.audit.holds:
         console.print(f"logs and journal: {folder}", soft_wrap=True)
         raise typer.Exit(EXIT_FAILED)

@@ -27,6 +27,7 @@ from services.cli.workload import WorkloadParams, build_workload, load_fleet
 from shared.contracts.codec import mint_request_id
 from shared.domain.instance import InstanceSpec
 from shared.domain.trace import TraceQuery
+from shared.errors import ConfigError
 from shared.runtime.settings import MeshSettings
 
 SESSION_TIMEOUT_S = 1.5
@@ -78,6 +79,7 @@ class ChaosResult(msgspec.Struct, frozen=True, kw_only=True):
         unexpected: Processes that ended by themselves.
         num_repeated: Kills repeated because nothing was in flight on the victim.
         wall_s: Length of the run, wall seconds.
+        interrupted: Whether the user ended it early.
     """
 
     audit: Audit
@@ -85,6 +87,7 @@ class ChaosResult(msgspec.Struct, frozen=True, kw_only=True):
     unexpected: tuple[str, ...]
     num_repeated: int
     wall_s: float
+    interrupted: bool = False
 
     def to_json(self, plan: ChaosPlan) -> dict[str, Any]:
         """Return the command's JSON object."""
@@ -97,6 +100,7 @@ class ChaosResult(msgspec.Struct, frozen=True, kw_only=True):
             "unexpected_exits": list(self.unexpected),
             "repeated": self.num_repeated,
             "wall_s": round(self.wall_s, 1),
+            "interrupted": self.interrupted,
         }
 
 
@@ -117,6 +121,8 @@ async def chaos(plan: ChaosPlan, report: Report, stop: asyncio.Event) -> ChaosRe
     kinds = [k for k in plan.kinds if plan.settings is None or k not in SERVER_FAULTS]
     names = [one.name for one in service_commands(_processes(plan, fleet), plan.folder)]
     faults = make_plan(plan.seed, kinds, names, short=plan.short)
+    if not faults:
+        raise ConfigError("none of these faults may be done to servers that others use")
     workload = build_workload(_workload(plan, duration_s(faults)), fleet)
     async with _servers(plan, report) as servers:
         run = _Run(plan, fleet, workload.queries, servers, report)
@@ -129,6 +135,7 @@ async def chaos(plan: ChaosPlan, report: Report, stop: asyncio.Event) -> ChaosRe
         unexpected=tuple(supervisor.unexpected),
         num_repeated=supervisor.num_repeated,
         wall_s=time.monotonic() - started_s,
+        interrupted=stop.is_set() and not run.is_impatient,
     )
 
 
@@ -197,6 +204,7 @@ class _Run:
         self._report = report
         self._run_id = new_run_id(plan.seed)
         self._journal_path = plan.folder / "journal.jsonl"
+        self.is_impatient = False
 
     async def disturb(self, faults: Sequence[Fault], stop: asyncio.Event) -> Supervisor:
         """Drive the queries through a mesh that everything happens to."""
@@ -263,6 +271,7 @@ class _Run:
         await asyncio.wait({striking})
         await asyncio.sleep(self._plan.patience_s)
         self._report("out of patience: what is still open counts as lost")
+        self.is_impatient = True
         stop.set()
 
     @asynccontextmanager

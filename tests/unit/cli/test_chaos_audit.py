@@ -4,11 +4,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from services.cli.chaos.audit import Injected, audit
 from services.cli.chaos.faults import KINDS, duration_s, make_plan, parse_kinds
 from services.cli.chaos.journal import Entry
 from services.cli.chaos.ledger import Ledger
+from services.cli.chaos.run import _portions
 from services.cli.workload import load_fleet
 from shared.contracts.codec import encode
 from shared.contracts.messages import (
@@ -21,6 +24,7 @@ from shared.contracts.messages import (
     StageRequest,
 )
 from shared.contracts.topics import Topics
+from shared.domain.trace import TraceQuery
 from shared.errors import ConfigError
 from shared.ports import Record, TopicPartition
 
@@ -303,3 +307,17 @@ def test_unknown_faults_are_refused():
     assert parse_kinds("") == KINDS
     with pytest.raises(ConfigError, match=r"kill-redis.*known: kill-worker"):
         parse_kinds("kill-redis")
+
+
+@given(num=st.integers(0, 40), count=st.integers(1, 15))
+def test_portions_hold_every_query_once(num: int, count: int):
+    """Queries are divided among the faults, none twice, each portion's first arriving at once."""
+    queries = [
+        TraceQuery(query_id=f"q{n}", stages=(), arrival_s=float(num - n)) for n in range(num)
+    ]
+    portions = _portions(queries, count)
+    assert len(portions) == count
+    assert sorted(q.query_id for part in portions for q in part) == sorted(
+        q.query_id for q in queries
+    )
+    assert all(part[0].arrival_s == 0.0 for part in portions if part)
