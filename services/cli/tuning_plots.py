@@ -11,7 +11,7 @@ from shared.scheduling.attainment import percentile
 from shared.scheduling.judgement import Judgement, Replayed, p95_interval_s
 
 if TYPE_CHECKING:
-    from services.cli.adapt import Moment, PhaseResult
+    from services.cli.adapt_results import Moment, PhaseResult
 
 BLUE, ORANGE, GREEN, GREY = "#0b6e99", "#d9730d", "#6b8e23", "#6b6b6b"
 LINEAR_BELOW = 0.003
