@@ -154,11 +154,15 @@ def audit(
 def _query_ends(
     journal: Sequence[Entry], expected: Mapping[str, Collection[str]]
 ) -> dict[str, int]:
-    """Return how many queries ended in which way, before the producer gave up."""
+    """Return how many queries ended in which way, before the producer gave up.
+
+    A query that it would have submitted later is not counted then.
+    """
     kinds: dict[str, dict[str, str]] = {query_id: {} for query_id in expected}
-    submitted = set()
+    submitted: set[str] = set()
     for entry in journal:
         if entry.what == "gave_up":
+            expected = {one: calls for one, calls in expected.items() if one in submitted}
             break
         if entry.what == "submitting":
             submitted.add(entry.query_id)

@@ -168,7 +168,7 @@ def test_a_query_that_ends_after_the_producer_gave_up_is_lost(mesh: Mesh):
     mesh.ask("x1", 1.0)
     mesh.note("gave_up", "x1", 5.0)
     mesh.end("x1", 6.0, kind="cancelled")
-    assert mesh.audit(["x1"]).queries["lost"] == 1
+    assert mesh.audit(["x1", "y1"]).queries["lost"] == 1  # y was never asked
 
 
 def test_acting_twice_is_seen(mesh: Mesh):
