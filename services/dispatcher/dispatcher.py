@@ -32,6 +32,7 @@ from shared.runtime.metrics import Metrics
 from shared.runtime.publishing import Publisher
 
 GROUP = "dispatcher"
+LONGEST_FETCH_S = 90.0  # while the broker is away: a look at it, and a new consumer
 RELEARN_S = 1.0
 RETRY_S = 0.2
 SETTLE_S = 0.2
@@ -143,8 +144,8 @@ class Dispatcher:
                 group.create_task(self._tick(), name="tick"),
                 group.create_task(self._commit_regularly(partitions), name="commit"),
             ]
-            for pulse in ("intake", "plan"):
-                self._health.beat(pulse)
+            self._health.beat("intake", LONGEST_FETCH_S)
+            self._health.beat("plan")
             self._health.clear()
             log.info("dispatcher_serving", dispatcher_id=self._params.dispatcher_id)
             await self._read(consumer, partitions, group, stop)
@@ -174,10 +175,14 @@ class Dispatcher:
         while not stop.is_set():
             try:
                 records = await consumer.fetch(max_records=self._params.fetch_records)
-            except BrokerUnavailable:
+            except BrokerUnavailable as exc:
+                # A new process would not reach it either, and would start when it is long back.
+                self._health.beat("intake", LONGEST_FETCH_S)
+                self._health.block("broker", str(exc))
                 await asyncio.sleep(RETRY_S)
                 continue
-            self._health.beat("intake")
+            self._health.beat("intake", LONGEST_FETCH_S)
+            self._health.clear("broker")
             trackers = await partitions.trackers_for(records, stop)
             for record in records:
                 tracker = trackers.get(record.tp)

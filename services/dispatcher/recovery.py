@@ -30,6 +30,7 @@ from shared.runtime.metrics import Metrics
 from shared.runtime.publishing import Publisher
 
 GROUP = "recovery"
+LONGEST_SILENCE_S = 90.0  # while the broker is away: a look at it, and a new consumer
 PROBE_KEY = "probe/"
 MAX_GAP_PROBES = 3.0
 OLD_PROBE_S = 600.0
@@ -115,7 +116,7 @@ class Recovery:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Watch until `stop` is set."""
-        self._health.beat("recovery")
+        self._beat()
         name = self._topics.name(INSTANCE_STATES)
         async with (
             self._broker.group_consumer(
@@ -137,16 +138,20 @@ class Recovery:
             try:
                 records = await consumer.fetch()
             except BrokerUnavailable:
+                self._beat()  # no probe can come back, and no new process would change that
                 await asyncio.sleep(RETRY_S)
                 continue
             if not consumer.assignment():
-                self._health.beat("recovery")  # a standby: no probe can come back
+                self._beat()  # a standby: no probe can come back
             for record in records:
                 ward = self._wards.get(record.tp)
                 if ward is None:
                     gap_s = MAX_GAP_PROBES * self._params.probe_interval_s
                     ward = self._wards[record.tp] = Ward(gap_s, self._seq)
                 self._take(record, ward, group)
+
+    def _beat(self) -> None:
+        self._health.beat("recovery", LONGEST_SILENCE_S)
 
     def _take(self, record: Record, ward: Ward, group: asyncio.TaskGroup) -> None:
         key = (record.key or b"").decode(errors="replace")
@@ -166,7 +171,7 @@ class Recovery:
         elif key == self._own_key and isinstance(message, RecoveryProbe):
             if message.seq <= ward.after_seq:
                 return
-            self._health.beat("recovery")
+            self._beat()
             ward.silence.probe(record.append_unix_s)
             self._look_around(record, ward, group)
         else:

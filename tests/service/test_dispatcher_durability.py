@@ -38,6 +38,18 @@ async def test_a_crash_between_publish_and_commit_repeats_the_same_delivery(mesh
     assert len({(c.request.request_id, c.request.ready_at_s) for c in calls}) == 5
 
 
+async def test_a_broker_outage_makes_unready_and_restarts_nobody(mesh: Mesh):
+    """Readiness tells of it at once; liveness does not, for a new process would not help."""
+    async with mesh.running():
+        mesh.broker.is_down = True
+        await mesh.until(lambda: mesh.health.unready_causes() == {"broker": "cut off"})
+        for _ in range(4):
+            await mesh.pass_time(50)
+            await mesh.until(lambda: not mesh.health.overdue())
+        mesh.broker.is_down = False
+        await mesh.until(lambda: not mesh.health.unready_causes())
+
+
 async def test_calls_not_assigned_stay_for_the_next_dispatcher(mesh: Mesh):
     """A clean stop commits what was handed on, above an earlier call that was not."""
     await mesh.instance()
