@@ -9,6 +9,7 @@ from typing import Annotated
 import msgspec
 import typer
 from matplotlib.figure import Figure
+from rich import box
 from rich.table import Table
 
 from services.cli.console import print_json, stderr_console, stdout_console
@@ -16,7 +17,8 @@ from services.cli.lab import options
 from services.cli.lab.bench import OWN_RATES
 from services.cli.lab.comparison import Comparison, Plan, compare
 from services.cli.lab.figures import figures_of
-from services.cli.lab.grids import Grid, grids_of, headlines, setting_title, without_intervals
+from services.cli.lab.grids import Grid, grids_of, setting_title, without_intervals
+from services.cli.lab.headlines import headlines
 from services.cli.lab.html import markdown, page
 from services.cli.lab.jsonable import comparison_json
 from services.cli.lab.pool import default_processes, open_runner
@@ -186,7 +188,13 @@ def slug(setting: Setting) -> str:
 
 def rich_table(grid: Grid) -> Table:
     """Return a table for the terminal."""
-    table = Table(title=grid.title, title_justify="left", pad_edge=False)
+    table = Table(
+        title=grid.title,
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        padding=(0, 1, 0, 0),
+    )
     for number, column in enumerate(grid.columns):
         table.add_column(column, justify="right" if number else "left", no_wrap=not number)
     for row in grid.rows:

@@ -130,10 +130,21 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
         """Return the mean of the sustained rates."""
         return interval(self.sustained_qps(setting, contender))
 
-    def sustains_all(self, setting: Setting, contender: Contender) -> bool:
-        """Return whether the target is attained at the highest rate under every seed."""
-        last = Cell(setting=setting, rate_qps=self.rates_qps(setting)[-1])
-        return all(value >= TARGET for value in self.values(last, contender, "attainment"))
+    def censored(self, setting: Setting, contender: Contender) -> tuple[list[bool], list[bool]]:
+        """Return, seed by seed, whether the sustained rate lies below or above all simulated."""
+        rates = self.rates_qps(setting)
+        lowest, highest = (
+            self.values(Cell(setting=setting, rate_qps=rate), contender, "attainment")
+            for rate in (rates[0], rates[-1])
+        )
+        sustained = self.sustained_qps(setting, contender)
+        return (
+            [attained < TARGET for attained in lowest],
+            [
+                attained >= TARGET and rate == rates[-1]
+                for attained, rate in zip(highest, sustained, strict=True)
+            ],
+        )
 
 
 def crossing(rates: Sequence[float], attained: Sequence[float], target: float = TARGET) -> float:

@@ -12,7 +12,6 @@ from services.cli.lab.setting import Cell, Setting
 from services.cli.lab.tightest import TARGETS
 
 _INTERVAL = re.compile(r" ± [\d.,]+")
-PLAIN = "vllm"
 
 Text = Callable[[Interval], str]
 
@@ -56,9 +55,9 @@ def grids_of(found: Comparison, setting: Setting) -> list[Grid]:
     """Return the tables of one setting."""
     return [
         limits_grid(found, setting),
-        load_grid(found, setting, "p95_s", "P95 end-to-end time, seconds", _seconds),
+        load_grid(found, setting, "p95_s", "P95 end-to-end time, seconds, by load", _seconds),
         ratio_grid(found, setting),
-        load_grid(found, setting, "attainment", "Queries answered within their SLO", _percent),
+        load_grid(found, setting, "attainment", "% of queries within their SLO, by load", _percent),
         parameters_grid(found, setting),
     ]
 
@@ -68,18 +67,16 @@ def limits_grid(found: Comparison, setting: Setting) -> Grid:
     capacity = found.capacity_qps[setting]
     contenders = found.contenders()
     first = contenders[0]
-    reference = found.sustained_qps(setting, first)
     rows = []
     for contender in contenders:
         rates = found.sustained_qps(setting, contender)
         share = interval([rate / capacity for rate in rates]).mean
-        ratio = ratio_interval(reference, rates)
         rows.append(
             (
                 contender.label,
                 sustained_text(found, setting, contender),
                 f"{share:.0%}" if any(rates) else "–",
-                "1" if contender == first else _ratio(ratio),
+                "1" if contender == first else gain_text(found, setting, contender),
                 *(_plain(interval(_scales(found, setting, contender, t))) for t in TARGETS),
             )
         )
@@ -134,9 +131,9 @@ def ratio_grid(found: Comparison, setting: Setting) -> Grid:
             found.ratio(Cell(setting=setting, rate_qps=rate), contender, first, "p95_s")
             for rate in found.rates_qps(setting)
         ]
-        rows.append((contender.label, *map(_ratio, ratios)))
+        rows.append((contender.label, *map(ratio_text, ratios)))
     return Grid(
-        title=f"P95 over that of {first.label}",
+        title=f"P95 over that of {first.label}, by load",
         columns=_load_columns(found, setting),
         rows=tuple(rows),
         note=f"Above 1: {first.label} is faster. Geometric means of pairs with the same seed.",
@@ -166,52 +163,34 @@ def parameters_grid(found: Comparison, setting: Setting) -> Grid:
     )
 
 
-def headlines(found: Comparison, setting: Setting) -> list[str]:
-    """Return what a reader should take away, easy wins and lost comparisons included."""
-    first, *others = found.contenders()
-    own = found.sustained(setting, first)
-    capacity = found.capacity_qps[setting]
-    keeps = (
-        f"{first.label} keeps {TARGET:.0%} of the queries within their SLO up to "
-        f"{sustained_text(found, setting, first)} queries/s, {own.mean / capacity:.0%} of what no "
-        f"policy could exceed on this fleet ({capacity:.3f})."
-    )
-    lines = [keeps]
-    rivals = [other for other in others if other.policy != first.policy]
-    if not rivals:
-        return lines
-    ranked = sorted(rivals, key=lambda other: found.sustained(setting, other).mean)
-    best, plain = ranked[-1], Contender(policy=PLAIN)
-    lines.append(_against("the strongest of the others here", found, setting, best))
-    if plain in rivals and plain != best:
-        lines.append(_against("what most teams run today", found, setting, plain))
-    elif ranked[0] != best:
-        lines.append(_against("the weakest of the others here", found, setting, ranked[0]))
-    return lines
-
-
 def sustained_text(found: Comparison, setting: Setting, contender: Contender) -> str:
     """Return a policy's sustained rate; says so where it lies outside the rates simulated."""
     rates = found.rates_qps(setting)
-    values = found.sustained_qps(setting, contender)
-    if all(value == 0.0 for value in values):
+    low, high = found.censored(setting, contender)
+    if all(low):
         return f"below {rates[0]:.3g}"
-    if found.sustains_all(setting, contender):
+    if all(high):
         return f"at least {rates[-1]:.3g}"
-    return _number(interval(values), 3)
+    values = found.sustained_qps(setting, contender)
+    clipped = [rates[0] if is_low else v for v, is_low in zip(values, low, strict=True)]
+    return f"{'≤ ' * any(low)}{'≥ ' * any(high)}{_number(interval(clipped), 3)}"
 
 
-def _against(word: str, found: Comparison, setting: Setting, other: Contender) -> str:
+def gain_text(found: Comparison, setting: Setting, other: Contender) -> str:
+    """Return the first policy's sustained rate over another's; a dash where none is known.
+
+    A bound is given where one of the two lies outside the rates simulated.
+    """
     first = found.contenders()[0]
-    ratio = ratio_interval(found.sustained_qps(setting, first), found.sustained_qps(setting, other))
-    cell = Cell(setting=setting, rate_qps=found.focus_qps[setting])
-    p95 = found.ratio(cell, other, first, "p95_s")
-    text = f"Against {other.label}, {word}"
-    if ratio.num:
-        text += f", that is {_ratio(ratio)} times as many queries"
-    else:
-        text += f" ({sustained_text(found, setting, other)} queries/s)"
-    return f"{text}; P95 at {cell.rate_qps:.3g} queries/s is {_ratio(p95)} times {first.label}'s."
+    own_low, own_high = found.censored(setting, first)
+    low, high = found.censored(setting, other)
+    if any(own_low) or (any(own_high) and any(high)):
+        return "–"
+    rates = found.rates_qps(setting)
+    values = found.sustained_qps(setting, other)
+    clipped = [rates[0] if is_low else v for v, is_low in zip(values, low, strict=True)]
+    ratio = ratio_interval(found.sustained_qps(setting, first), clipped)
+    return f"{'≥ ' * (any(low) or any(own_high))}{'≤ ' * any(high)}{ratio_text(ratio)}"
 
 
 def _scales(
@@ -223,7 +202,7 @@ def _scales(
 def _load_columns(found: Comparison, setting: Setting) -> tuple[str, ...]:
     capacity = found.capacity_qps[setting]
     rates = found.rates_qps(setting)
-    return ("policy", *(f"{rate / capacity:.0%}\n{rate:.3g}/s" for rate in rates))
+    return ("policy", *(f"{rate / capacity:.0%}\n{rate:.3g}" for rate in rates))
 
 
 def _number(value: Interval, digits: int) -> str:
@@ -241,7 +220,8 @@ def _plain(value: Interval) -> str:
     return _number(value, 1)
 
 
-def _ratio(value: Interval) -> str:
+def ratio_text(value: Interval) -> str:
+    """Return a ratio with its interval."""
     return _number(value, 2)
 
 
@@ -249,4 +229,4 @@ def _percent(value: Interval) -> str:
     if not math.isfinite(value.mean):
         return "–"
     half = f" ± {100 * value.half:.1f}" if math.isfinite(value.half) else ""
-    return f"{100 * value.mean:.1f}{half}%"
+    return f"{100 * value.mean:.1f}{half}"

@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 from html import escape
 
 from services.cli.lab.comparison import TARGET, Comparison
-from services.cli.lab.grids import Grid, grids_of, headlines, setting_title
+from services.cli.lab.grids import Grid, grids_of, setting_title
+from services.cli.lab.headlines import headlines
 from services.cli.lab.setting import Setting
 from shared.domain.trace import TraceQuery
 from shared.simulation.workload import DEFAULT_SLO_SCALES

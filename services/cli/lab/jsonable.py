@@ -99,7 +99,8 @@ def _summary(found: Comparison, setting: Any) -> dict[str, Any]:
                 "policy": contender.policy,
                 "flags": contender.flags,
                 "sustained_qps": _interval(found.sustained(setting, contender)),
-                "sustains_highest_rate": found.sustains_all(setting, contender),
+                "sustains_highest_rate": all(found.censored(setting, contender)[1]),
+                "sustains_lowest_rate": not any(found.censored(setting, contender)[0]),
                 "tightest_slo_scale": {
                     f"{target:g}": [number(scale) for scale in scales]
                     for target, scales in found.scales[setting, contender].items()

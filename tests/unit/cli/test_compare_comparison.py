@@ -103,7 +103,7 @@ def test_the_sustained_rate_is_interpolated():
     flow, vllm = found.contenders()
     assert found.sustained_qps(SETTING, flow) == pytest.approx([0.35, 0.35])
     assert found.sustained_qps(SETTING, vllm) == pytest.approx([0.15, 0.15])
-    assert not found.sustains_all(SETTING, flow)
+    assert found.censored(SETTING, flow) == ([False, False], [False, False])
 
 
 def test_the_tightest_slo_is_a_fixed_point():

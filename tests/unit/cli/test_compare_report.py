@@ -11,7 +11,8 @@ from services.cli.compare import rich_table, slug, write
 from services.cli.lab.bench import Workbench
 from services.cli.lab.comparison import Comparison, Plan, compare
 from services.cli.lab.gantt import gantt_figure, lanes
-from services.cli.lab.grids import grids_of, headlines, without_intervals
+from services.cli.lab.grids import grids_of, without_intervals
+from services.cli.lab.headlines import headlines
 from services.cli.lab.html import markdown, page
 from services.cli.lab.jsonable import comparison_json
 from services.cli.lab.rates import parse_rates
@@ -55,7 +56,7 @@ def test_the_limits_table_has_a_row_per_contender_and_the_upper_bound(found: Com
     assert names[-1] == "upper bound"
     cells = dict(zip(names, limits.rows, strict=True))
     assert cells["vllm"][1] == "below 0.1"
-    assert cells["vllm"][3] == "–"
+    assert cells["vllm"][3].startswith("≥ 3.2")
     assert cells["hexgen-flow"][1].startswith("0.32")
 
 
@@ -87,6 +88,29 @@ def folder(found: Comparison, tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("report")
     write(found, made)
     return made
+
+
+def test_rates_outside_those_simulated_give_bounds_only():
+    """A policy that holds at the highest rate gains at least; two of them cannot be told apart."""
+    plan = Plan(
+        setup=setup(),
+        settings=(SETTING,),
+        policies=("hexgen-flow", "rr+pq", "wb+fcfs"),
+        rates=parse_rates("0.1,0.25"),
+        seeds=(0,),
+        tuning_seeds=(1_000_000,),
+        alpha=0.1,
+    )
+    limits = grids_of(compare(plan, ScriptedRunner(answer)), SETTING)[0]
+    cells = {row[0]: row for row in limits.rows}
+    assert cells["hexgen-flow"][1] == "at least 0.25"
+    assert cells["wb+fcfs"][3] == "–"
+    assert cells["rr+pq"][3].startswith("≥ 1.6")
+
+
+def test_runs_too_short_for_a_steady_state_are_called_so(found: Comparison):
+    """70 queries at 0.25/s are no steady state of a P95 of a minute and more."""
+    assert "Careful" in headlines(found, SETTING)[-1]
 
 
 def test_the_page_needs_no_network(folder: Path):
