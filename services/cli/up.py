@@ -56,6 +56,7 @@ UNREACHABLE = (
 SAMPLE = """\
 One call and its outcome, in Python (any language will do: docs/producers.md).
 Save it as ask.py and run: {python} ask.py
+(The simulated engine makes up what it answers.)
 
 import asyncio, msgpack, uuid
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
@@ -68,7 +69,7 @@ async def main():
     call = {{
         "type": "stage_request", "request_id": query + "-1", "query_id": query,
         "workflow": "mine", "stage": "ask", "model": "{model}",
-        "prompt": "select 1?", "slo_s": 60.0,
+        "prompt": "select 1?", "max_tokens": 12, "slo_s": 60.0,
         "reply_to": {{"topic": "stage-results", "partition": 0}},
     }}
     async with (
