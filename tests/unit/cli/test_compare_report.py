@@ -108,9 +108,19 @@ def test_rates_outside_those_simulated_give_bounds_only():
     assert cells["rr+pq"][3].startswith("≥ 1.6")
 
 
-def test_runs_too_short_for_a_steady_state_are_called_so(found: Comparison):
-    """70 queries at 0.25/s are no steady state of a P95 of a minute and more."""
-    assert "Careful" in headlines(found, SETTING)[-1]
+@pytest.mark.parametrize(("p95_s", "is_short"), [(49.0, False), (51.0, True)])
+def test_runs_too_short_for_a_steady_state_are_called_so(p95_s: float, is_short: bool):
+    """100 queries at 0.4/s are 250 s of arrivals: enough for a P95 of 50 s, five times over."""
+    plan = Plan(
+        setup=setup(),
+        settings=(SETTING,),
+        policies=("vllm",),
+        rates=parse_rates("0.4"),
+        seeds=(0,),
+        tuning_seeds=(1_000_000,),
+    )
+    short = compare(plan, ScriptedRunner(lambda _job, _variant: measured(p95_s=p95_s)))
+    assert ("Careful" in headlines(short, SETTING)[-1]) is is_short
 
 
 def test_the_page_needs_no_network(folder: Path):
