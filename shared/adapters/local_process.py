@@ -13,6 +13,7 @@ All calls block; from a coroutine use `asyncio.to_thread`.
 import secrets
 import socket
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -63,20 +64,24 @@ class LocalProcess:
         self._environ = environ
         self._child: subprocess.Popen[bytes] | None = None
         self._guard: subprocess.Popen[bytes] | None = None
+        # One thread may stop it while another asks whether it runs.
+        self._reaping = threading.Lock()
 
     @property
     def pid(self) -> int | None:
         """Process id while it runs, else None."""
-        return self._child.pid if self.is_running and self._child is not None else None
+        child = self._child
+        return child.pid if child is not None and self.is_running else None
 
     @property
     def is_running(self) -> bool:
         """Whether the child has been started and has not ended."""
-        if self._child is None:
+        child = self._child
+        if child is None:
             return False
-        if self._child.poll() is None:
+        if child.poll() is None:
             return True
-        self._reap()
+        self._reap(child)
         return False
 
     def start(self) -> None:
@@ -87,6 +92,11 @@ class LocalProcess:
         """
         if self.is_running:
             return
+        with self._reaping:
+            if self._child is None:
+                self._spawn()
+
+    def _spawn(self) -> None:
         guard = subprocess.Popen(  # noqa: S603 - a constant script
             ["/bin/sh", "-c", _GUARD],
             stdin=subprocess.PIPE,
@@ -114,19 +124,21 @@ class LocalProcess:
 
     def stop(self, grace_s: float = 15.0) -> None:
         """End the child with SIGTERM, and with SIGKILL when that takes longer than `grace_s`."""
-        if self.is_running and self._child is not None:
-            self._child.terminate()
+        child = self._child
+        if child is not None and self.is_running:
+            child.terminate()
             try:
-                self._child.wait(grace_s)
+                child.wait(grace_s)
             except subprocess.TimeoutExpired:
-                self._child.kill()
-        self._reap()
+                child.kill()
+        self._reap(child)
 
     def kill(self) -> None:
         """End the child with SIGKILL, as a crash would."""
-        if self.is_running and self._child is not None:
-            self._child.kill()
-        self._reap()
+        child = self._child
+        if child is not None and self.is_running:
+            child.kill()
+        self._reap(child)
 
     def wait_until(self, is_ready: Callable[[], bool], timeout_s: float) -> None:
         """Poll until the server answers; stop it when it never does.
@@ -161,11 +173,14 @@ class LocalProcess:
             lines = []
         return "\n".join([*lines[-num_lines:], f"(whole log: {self.log_path})"])
 
-    def _reap(self) -> None:
-        # No guard may outlive its child: it would signal a pid that was given away again.
-        self._release_guard()
-        if self._child is not None:
-            self._child.wait()
+    def _reap(self, child: subprocess.Popen[bytes] | None) -> None:
+        """Wait for a child, unless another thread did, or has even started the next one."""
+        with self._reaping:
+            if child is None or self._child is not child:
+                return
+            # No guard may outlive its child: it would signal a pid that was given away again.
+            self._release_guard()
+            child.wait()
             self._child = None
 
     def _release_guard(self) -> None:

@@ -5,7 +5,9 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -48,6 +50,27 @@ def test_start_of_a_running_child_does_nothing(sleeper: LocalProcess):
     first = sleeper.pid
     sleeper.start()
     assert sleeper.pid == first
+
+
+def test_one_thread_may_stop_and_start_it_while_another_asks(tmp_path: Path):
+    """Restarts in one thread never disturb the question whether it runs in others."""
+    process = LocalProcess("busy", ["sleep", "3600"], tmp_path / "log")
+    done = threading.Event()
+
+    def ask() -> int:
+        asked = 0
+        while not done.is_set():
+            asked += process.is_running or process.pid is None
+        return asked
+
+    with ThreadPoolExecutor(3) as pool:
+        asking = [pool.submit(ask) for _ in range(3)]
+        for number in range(15):
+            process.start()
+            process.kill() if number % 2 else process.stop()
+        done.set()
+        assert all(one.result(30) for one in asking)
+    assert not process.is_running
 
 
 def test_stop_kills_a_child_that_ignores_sigterm(tmp_path: Path):
