@@ -10,6 +10,7 @@ import msgspec
 import typer
 from matplotlib.figure import Figure
 from rich import box
+from rich.console import Console
 from rich.table import Table
 
 from services.cli.console import print_json, stderr_console, stdout_console
@@ -187,10 +188,8 @@ def slug(setting: Setting) -> str:
 
 
 def rich_table(grid: Grid) -> Table:
-    """Return a table for the terminal."""
+    """Return a table for the terminal, without its title."""
     table = Table(
-        title=grid.title,
-        title_justify="left",
         box=box.SIMPLE_HEAD,
         pad_edge=False,
         padding=(0, 1, 0, 0),
@@ -209,11 +208,16 @@ def _show(found: Comparison) -> None:
         for line in headlines(found, setting):
             console.print(f"- {line}", markup=False)
         limits, *others = grids_of(found, setting)
-        console.print(rich_table(without_intervals(limits, but=(1, 3))))
+        _print_grid(console, without_intervals(limits, but=(1, 3)))
         console.print(limits.note, style="dim", markup=False)
         for grid in others:
             if grid.rows:
-                console.print(rich_table(without_intervals(grid)))
+                _print_grid(console, without_intervals(grid))
+
+
+def _print_grid(console: Console, grid: Grid) -> None:
+    console.print(f"\n{grid.title}", style="bold", markup=False, highlight=False)
+    console.print(rich_table(grid))
 
 
 def _prepare(folder: Path) -> None:
