@@ -66,15 +66,20 @@ async def broker(settings: MeshSettings) -> AsyncIterator[Broker]:
 
 @asynccontextmanager
 async def speaking(
-    broker: Broker, settings: MeshSettings, *states: InstanceState, offset_s: float = 0.0
+    broker: Broker,
+    settings: MeshSettings,
+    *states: InstanceState,
+    offset_s: float = 0.0,
+    probes: bool = True,
 ) -> AsyncIterator[Publisher]:
-    """Publish states, and a dispatcher's probe, every half second while the block runs."""
+    """Publish states, and a dispatcher's probes, every half second while the block runs."""
     publisher = Publisher(broker, settings.topics.topics(), SystemClock())
 
     async def speak() -> None:
         for seq in range(1_000):
             probe = RecoveryProbe(owner_id="d", seq=seq)
-            await publisher.once(INSTANCE_STATES, probe, key="probe/d", partition=0)
+            if probes:
+                await publisher.once(INSTANCE_STATES, probe, key="probe/d", partition=0)
             for state in states:
                 now = msgspec.structs.replace(state, seq=seq, at_s=time.time() + offset_s)
                 await publisher.once(INSTANCE_STATES, now, key=state.instance_id)
@@ -129,7 +134,7 @@ async def test_another_time_scale(settings: MeshSettings, broker: Broker):
 async def test_silence_stuck_readers_and_dead_letters(settings: MeshSettings, broker: Broker):
     """An instance that fell silent, calls that nobody reads, and a message nobody could handle."""
     other = at_work(instance_id="silent-1", at_s=time.time())
-    async with speaking(broker, settings, at_work()) as publisher:
+    async with speaking(broker, settings, at_work(), probes=False) as publisher:
         await publisher.once(INSTANCE_STATES, other, key=other.instance_id)
         call = StageRequest(request_id="r", model=SPEC.model, prompt="?")
         await publisher.once(STAGE_REQUESTS, call, key="r")
@@ -143,10 +148,10 @@ async def test_silence_stuck_readers_and_dead_letters(settings: MeshSettings, br
             service="dispatcher",
         )
         await publisher.once(DEAD_LETTERS, letter)
-        assert await problems(settings) == {"dead-letters"}
+        assert await problems(settings) == {"dead-letters", "no-dispatcher"}
         await asyncio.sleep(10)
         found = await problems(settings)
-    assert found == {"instance-silent", "reader-stuck", "dead-letters"}
+    assert found == {"instance-silent", "reader-stuck", "dead-letters", "no-dispatcher"}
 
 
 async def test_an_evicting_redis(settings: MeshSettings, broker: Broker, own_redis: RedisServer):

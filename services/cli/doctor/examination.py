@@ -164,6 +164,7 @@ class StateBook:
         self._last: dict[str, tuple[int, InstanceState, float]] = {}
         self._first: dict[str, InstanceState] = {}
         self._phase_since_s: dict[str, float] = {}
+        self._clock_s: dict[str, float] = {}
         self._probe_s: float | None = None
         self._now_s = time.time()
 
@@ -190,6 +191,10 @@ class StateBook:
         if before is None or before[1].phase != state.phase:
             self._phase_since_s[state.instance_id] = record.append_unix_s
         self._last[state.instance_id] = (epoch, state, record.append_unix_s)
+        # A record that took long on its way makes a clock seem late, never early.
+        shown_s = state.at_s / self._scale - record.append_unix_s
+        before_s = self._clock_s.get(state.instance_id, shown_s)
+        self._clock_s[state.instance_id] = max(before_s, shown_s)
 
     def take_live(self, record: Record, now_unix_s: float) -> None:
         """Take a record that has just been written: its append time tells the broker's clock."""
@@ -201,6 +206,7 @@ class StateBook:
     def begin(self) -> None:
         """Fix what was known at the first look."""
         self._first = {instance_id: state for instance_id, (_, state, _) in self._last.items()}
+        self._clock_s.clear()  # it is the clock of now that matters
 
     def end(self) -> None:
         """Fix the moment of the second look, on the broker's clock."""
@@ -218,7 +224,7 @@ class StateBook:
                 last=state,
                 age_s=self._now_s - at_s,
                 phase_age_s=self._now_s - self._phase_since_s[instance_id],
-                clock_s=state.at_s / self._scale - at_s,
+                clock_s=self._clock_s.get(instance_id, state.at_s / self._scale - at_s),
             )
             for instance_id, (_, state, at_s) in self._last.items()
         }
@@ -276,13 +282,13 @@ def _letter(record: Record) -> DeadLetter | None:
 async def _look_at_readers(
     broker: Broker, topics: Topics, found: Sequence[TopicFinding], watch_s: float
 ) -> list[PartitionView]:
-    wanted = [("the dispatchers", topics.name(STAGE_REQUESTS), topics.group("dispatcher"))]
+    wanted = [("", topics.name(STAGE_REQUESTS), topics.group("dispatcher"))]
     prefix = topics.name(INSTANCE_PREFIX)
     for one in found:
         if one.name.startswith(prefix):
             instance_id = one.name.removeprefix(prefix)
             group = topics.worker_group(instance_id)
-            wanted.append((f"the worker of {instance_id}", one.name, group))
+            wanted.append((instance_id, one.name, group))
     async with asyncio.TaskGroup() as tasks:
         looks = [
             tasks.create_task(_look_at_reader(broker, *each, watch_s), name=f"reader-{each[1]}")
@@ -293,13 +299,14 @@ async def _look_at_readers(
 
 class _Place(msgspec.Struct, frozen=True, kw_only=True):
     committed: Committed | None
+    end: int
     lag: int
     oldest: int | None
     num_forgotten: int
 
 
 async def _look_at_reader(
-    broker: Broker, service: str, topic: str, group: str, watch_s: float
+    broker: Broker, instance_id: str, topic: str, group: str, watch_s: float
 ) -> list[PartitionView]:
     try:
         partitions = _all_partitions(topic, await broker.partitions_of(topic))
@@ -312,7 +319,9 @@ async def _look_at_reader(
         last = await _places(consumer, partitions)
         return [
             PartitionView(
-                service=service,
+                service=f"the worker of {instance_id}" if instance_id else "the dispatchers",
+                instance_id=instance_id,
+                first_end=first[tp].end,
                 topic=topic,
                 partition=tp.partition,
                 first_lag=first[tp].lag,
@@ -340,6 +349,7 @@ def _place(committed: Committed | None, begin: int, end: int) -> _Place:
     lost = [n for n in range(forgotten.position, min(begin, end)) if not forgotten.is_finished(n)]
     return _Place(
         committed=committed,
+        end=end,
         lag=len(open_offsets),
         oldest=open_offsets[0] if open_offsets else None,
         num_forgotten=len(lost) if committed else 0,

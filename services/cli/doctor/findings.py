@@ -9,8 +9,10 @@ from services.cli.doctor.snapshot import InstanceView, PartitionView, Snapshot
 SILENT_S = 5.0
 STARTING_S = 120.0
 STUCK_S = 10.0
+PATIENT_S = 45.0
+"""A live dispatcher may keep a call for half a minute until an instance that can serve it comes."""
 LONG_LAG_S = 60.0
-SKEW_S = 1.0
+SKEW_S = 2.0
 OTHER_SCALE_S = 1e7
 """A clock that is off by months is right, and counts at another scale."""
 
@@ -183,7 +185,7 @@ def _readers(seen: Snapshot) -> Iterator[Finding]:
     for service in dict.fromkeys(view.service for view in seen.partitions):
         views = [view for view in seen.partitions if view.service == service]
         yield from _forgotten(service, views)
-        stuck = [view for view in views if _is_stuck(view)]
+        stuck = [view for view in views if _is_stuck(view, seen)]
         if stuck:
             yield _stuck(service, stuck, seen.watched_s)
             continue
@@ -199,8 +201,17 @@ def _readers(seen: Snapshot) -> Iterator[Finding]:
             )
 
 
-def _is_stuck(view: PartitionView) -> bool:
-    return view.first_lag > 0 and not view.moved and view.oldest_s > STUCK_S
+def _is_stuck(view: PartitionView, seen: Snapshot) -> bool:
+    """Return whether a reader stands still, rather than works on something long."""
+    if view.first_lag == 0 or view.moved or view.oldest_s <= STUCK_S:
+        return False
+    instance = seen.instances.get(view.instance_id)
+    if instance is not None and is_heard(instance):
+        # A call may take minutes; what matters is whether the worker knows of it.
+        return instance.last.accounted_offset < view.first_end - 1
+    age_s = seen.dispatcher_age_s
+    is_patient = not view.instance_id and age_s is not None and age_s <= SILENT_S
+    return view.oldest_s > (PATIENT_S if is_patient else STUCK_S)
 
 
 def _grows(view: PartitionView) -> bool:

@@ -34,6 +34,8 @@ class PartitionView(msgspec.Struct, frozen=True, kw_only=True):
         first_lag: Records not handed on when the examination began.
         last_lag: ... and when it ended.
         moved: Whether the reader committed anything in between.
+        instance_id: The instance whose worker reads it; empty for the dispatchers.
+        first_end: Offset after the last record when the examination began.
         num_forgotten: Unfinished records that retention has deleted.
         oldest_s: Age of the oldest record not handed on, wall seconds; 0 when none.
     """
@@ -44,6 +46,8 @@ class PartitionView(msgspec.Struct, frozen=True, kw_only=True):
     first_lag: int
     last_lag: int
     moved: bool
+    instance_id: str = ""
+    first_end: int = 0
     num_forgotten: int = 0
     oldest_s: float = 0.0
 

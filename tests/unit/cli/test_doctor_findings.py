@@ -94,7 +94,16 @@ def test_a_mesh_that_is_well_has_no_finding():
             {"instances": {"a": view(state(num_waiting=8, num_running=1, queue_bound=8))}},
             "queue-full",
         ),
-        ({"partitions": (reader(first_lag=3, last_lag=3, oldest_s=11.0),)}, "reader-stuck"),
+        ({"partitions": (reader(first_lag=3, last_lag=3, oldest_s=50.0),)}, "reader-stuck"),
+        (
+            {
+                "partitions": (
+                    reader(instance_id=SPEC.instance_id, first_lag=3, oldest_s=11.0, first_end=9),
+                ),
+                "instances": {SPEC.instance_id: view(state(accounted_offset=5, num_running=1))},
+            },
+            "reader-stuck",
+        ),
         (
             {"partitions": (reader(first_lag=3, last_lag=9, oldest_s=90.0, moved=True),)},
             "lag-grows",
@@ -112,6 +121,18 @@ def test_each_cause_has_its_finding_and_no_other(changes: dict[str, Any], proble
     assert [finding.problem for finding in findings] == [problem]
     assert findings[0].advice
     assert findings[0].detail
+
+
+def test_work_that_takes_long_is_no_stuck_reader():
+    """A call in its engine for minutes; a call that a dispatcher keeps for an instance to come."""
+    long = reader(
+        instance_id=SPEC.instance_id, first_lag=1, last_lag=1, oldest_s=300.0, first_end=9
+    )
+    busy = view(state(accounted_offset=8, num_running=1))
+    assert problems(partitions=(long,), instances={SPEC.instance_id: busy}) == []
+    kept = reader(first_lag=1, last_lag=1, oldest_s=30.0)
+    assert problems(partitions=(kept,)) == []
+    assert problems(partitions=(kept,), dispatcher_age_s=None) == ["no-dispatcher", "reader-stuck"]
 
 
 def test_an_instance_that_said_goodbye_is_no_finding():
