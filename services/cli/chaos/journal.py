@@ -51,11 +51,11 @@ class Journal:
     """Appends entries to a file.
 
     Args:
-        path: The file; created.
+        path: The file; one of an earlier run is replaced.
     """
 
     def __init__(self, path: Path) -> None:
-        self._file = path.open("ab", buffering=0)
+        self._file = path.open("wb", buffering=0)
 
     def __enter__(self) -> Self:
         return self

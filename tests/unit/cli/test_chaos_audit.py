@@ -1,6 +1,7 @@
 """The auditor counts right: on hand-written topics and journals, each fault of a mesh is seen."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 
 from services.cli.chaos.audit import Injected, audit
 from services.cli.chaos.faults import KINDS, duration_s, make_plan, parse_kinds
-from services.cli.chaos.journal import Entry
+from services.cli.chaos.journal import Entry, Journal, read_journal
 from services.cli.chaos.ledger import Ledger
 from services.cli.chaos.run import _portions
 from services.cli.workload import load_fleet
@@ -283,6 +284,18 @@ def test_calls_of_other_runs_are_left_out(mesh: Mesh):
     other = StageRequest(request_id="o", query_id="other-1", model="m")
     mesh._put("stage-requests", other, 1.0)
     assert mesh.ledger.calls == {}
+
+
+def test_a_journal_begins_anew_and_survives_a_crash(tmp_path: Path):
+    """An earlier run's entries are gone; a line that a crash cut off is left out."""
+    path = tmp_path / "journal.jsonl"
+    for call in ("old", "new"):
+        with Journal(path) as journal:
+            journal.write("taken", request_id=call, query_id="q")
+    with path.open("ab") as file:
+        file.write(b'{"what":"ac')
+    (entry,) = read_journal(path)
+    assert (entry.what, entry.request_id) == ("taken", "new")
 
 
 def test_plans_are_seeded_and_hit_every_process():
