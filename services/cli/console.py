@@ -2,6 +2,7 @@
 
 import errno
 import json
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -34,9 +35,13 @@ def shown_path(path: Path) -> str:
 
 
 def how_to_activate() -> str:
-    """Return the command that puts `hexflow` on this shell's path; empty where it is there."""
+    """Return the command that puts `hexflow` on this shell's path; empty where it is there.
+
+    `./dev` puts this environment on the path of what it starts, and says what the shell's was.
+    """
     script = Path(sys.prefix) / "bin" / "activate"
-    if shutil.which("hexflow") or not script.exists():
+    shell_path = os.environ.get("DEV_SHELL_PATH")
+    if shutil.which("hexflow", path=shell_path) or not script.exists():
         return ""
     return f"source {shown_path(script)}"
 

@@ -17,7 +17,7 @@ from services.cli.console import (
     stderr_console,
     stdout_console,
 )
-from services.cli.embedded import DEFAULT_ALPHA, EmbeddedParams, open_embedded
+from services.cli.embedded import EmbeddedParams, open_embedded
 from services.cli.interrupts import run_until_stopped
 from services.cli.options import AlphaOption, FleetOption, JsonOption, VerboseOption, configure_logs
 from services.cli.progress import live_progress
@@ -29,6 +29,9 @@ from shared.domain.instance import InstanceSpec
 from shared.errors import ConfigError
 
 POLICIES = "hexgen-flow,vllm"
+# `hexflow tune` finds 0.01 to 0.04 on other seeds of this workload (11 to 13). The services start
+# at 0.1, which is too high for it, and leave the rest to the tuner; here nothing is tuned.
+TUNED_ALPHA = 0.01
 ANECDOTE = "One seed is an anecdote, and round-robin is an easy opponent."
 MEANING = {
     "hexgen-flow": "scores instances by expected work; most urgent call first",
@@ -116,12 +119,13 @@ def introduce(
     num = len(plan.policies)
     rate = f"{workload.rate_qps:.2f} queries/s"
     console.print(f"[bold]The same workload through the whole mesh, under {num} policies[/bold]")
+    tuned = ", tuned on other seeds" if plan.alpha == TUNED_ALPHA else ""
     facts = {
         "workload": f"{plan.num_queries} Text-to-SQL queries, {num_calls:,} LLM calls",
         "arrivals": f"Poisson, {rate}: {plan.load:.0%} of the fleet's estimated capacity",
         "fleet": f"{plan.fleet}: {gpus}; simulated engines, a 70B model",
         "SLO": "a query's deadline: 3 to 10 times what it takes alone",
-        "α": f"{plan.alpha:g}: weight of speed against queue; fixed in this run",
+        "α": f"{plan.alpha:g}: weight of speed against queue{tuned}; fixed in this run",
         "time": f"{plan.time_scale:g} workload seconds a wall second; arrivals last {span_s:.0f} s",
         **{policy: MEANING[policy] for policy in plan.policies if policy in MEANING},
     }
@@ -196,7 +200,7 @@ def command(
         load=load,
         num_queries=queries,
         time_scale=time_scale,
-        alpha=alpha if alpha is not None else DEFAULT_ALPHA,
+        alpha=alpha if alpha is not None else TUNED_ALPHA,
         seed=seed,
     )
     specs = load_fleet(fleet)
