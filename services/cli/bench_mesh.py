@@ -17,10 +17,10 @@ import msgspec
 import typer
 from rich.table import Table
 
-from services.cli.console import print_json, stderr_console, stdout_console
+from services.cli.console import EXIT_INTERRUPTED, print_json, stderr_console, stdout_console
 from services.cli.cpu import cpu_s
 from services.cli.embedded import EmbeddedParams, open_embedded
-from services.cli.interrupts import run_until_stopped
+from services.cli.interrupts import run_until_stopped, with_end
 from services.cli.load import LoadParams, LoadResult, load_json, send_load
 from services.cli.options import (
     JsonOption,
@@ -203,10 +203,16 @@ def command(
     )
     if not json:
         stderr_console().print(f"sending for {seconds:g} s ...", style="dim")
-    report = run_until_stopped(lambda stop: bench_mesh(plan, stop))
+    report, was_stopped = run_until_stopped(lambda stop: with_end(bench_mesh(plan, stop), stop))
     if json:
         print_json(report)
-        return
+    else:
+        _show(report)
+    if was_stopped:
+        raise typer.Exit(EXIT_INTERRUPTED)
+
+
+def _show(report: dict[str, Any]) -> None:
     console = stdout_console()
     console.print(as_table(report))
     calls = report["calls"]

@@ -67,7 +67,7 @@ def mesh_error_in(exc: BaseException) -> MeshError | None:
 
 def exit_code_for(exc: BaseException) -> int | None:
     """Print what a person must know about a failure; return the exit code, None for a bug."""
-    if isinstance(exc, KeyboardInterrupt):
+    if _is_interrupt(exc):
         return EXIT_INTERRUPTED
     if isinstance(exc, BrokenPipeError):
         return EXIT_FAILED
@@ -79,3 +79,10 @@ def exit_code_for(exc: BaseException) -> int | None:
         return None
     print(f"hexflow: {error}", file=sys.stderr)
     return EXIT_USAGE if isinstance(error, ConfigError) else EXIT_FAILED
+
+
+def _is_interrupt(exc: BaseException | None) -> bool:
+    """Return whether Ctrl-C is behind an error: a compiled module hides one in its start."""
+    while exc is not None and not isinstance(exc, KeyboardInterrupt):
+        exc = exc.__cause__ if exc.__cause__ is not None else exc.__context__
+    return exc is not None

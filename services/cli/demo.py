@@ -12,13 +12,14 @@ from rich.console import Console
 from services.cli.caveats import scale_caveats
 from services.cli.console import (
     EXIT_FAILED,
+    EXIT_INTERRUPTED,
     how_to_activate,
     print_json,
     stderr_console,
     stdout_console,
 )
 from services.cli.embedded import EmbeddedParams, open_embedded
-from services.cli.interrupts import run_until_stopped
+from services.cli.interrupts import run_until_stopped, with_end
 from services.cli.options import AlphaOption, FleetOption, JsonOption, VerboseOption, configure_logs
 from services.cli.progress import live_progress
 from services.cli.report import comparison_table, quantile_bars
@@ -212,14 +213,16 @@ def command(
     console = stderr_console() if json else stdout_console()
     introduce(console, plan, specs, workload)
     started_s = time.monotonic()
-    tallies = run_until_stopped(
-        lambda stop: run_policies(plan, specs, workload, stderr_console(), stop)
+    tallies, was_stopped = run_until_stopped(
+        lambda stop: with_end(run_policies(plan, specs, workload, stderr_console(), stop), stop)
     )
     if any(tally.num_ended == 0 for tally in tallies.values()):
         console.print("stopped before the first query ended")
-        raise typer.Exit(EXIT_FAILED)
+        raise typer.Exit(EXIT_INTERRUPTED if was_stopped else EXIT_FAILED)
     _show(console, plan, workload, tallies, out)
     if json:
         wall_s = round(time.monotonic() - started_s, 3)
         runs = {name: tally.to_json() for name, tally in tallies.items()}
         print_json({"plan": msgspec.to_builtins(plan), "wall_s": wall_s, "policies": runs})
+    if was_stopped:
+        raise typer.Exit(EXIT_INTERRUPTED)

@@ -12,6 +12,11 @@ T = TypeVar("T")
 Main = Callable[[asyncio.Event], Awaitable[T]]
 
 
+async def with_end(main: Awaitable[T], stop: asyncio.Event) -> tuple[T, bool]:
+    """Return a result, and whether the user had stopped by then what gave it."""
+    return await main, stop.is_set()
+
+
 def run_until_stopped(main: Main[T], *, is_graceful: bool = True) -> T:
     """Run a coroutine that is told by an event when the user wants to stop.
 

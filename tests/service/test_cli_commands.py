@@ -238,6 +238,23 @@ def test_interrupted_replay_reports_what_there_is():
     assert queries["cancelled"] > 0
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("bench", "mesh", "--seconds", "60", "--json", "-v"),
+        ("demo", "--json", "-v", "--time-scale", "1"),
+    ],
+    ids=["bench", "demo"],
+)
+def test_interrupted_measurements_say_so_by_their_exit_code(words: tuple[str, ...]):
+    """A script must not take half of a measurement for the whole."""
+    with started(*words) as process:
+        read_until(process, "dispatcher_serving")
+        threading.Timer(1.0, process.send_signal, [signal.SIGINT]).start()
+        assert "Traceback" not in process.communicate(timeout=60)[1]
+        assert process.returncode == 130
+
+
 def test_up_says_who_can_reach_it_and_ends_in_order():
     """The embedded mesh tells that Kafka clients cannot reach it; Ctrl-C drains it, exit 0."""
     with started("up", "--fleet", "homogeneous", "--rate", "1", "--time-scale", "50") as process:
