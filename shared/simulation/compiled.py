@@ -21,8 +21,19 @@ from numba import njit, types
 from numba.extending import register_jitable
 
 from shared.scheduling import budget, dispatch, latency, urgency
+from shared.scheduling.policies import (
+    earliest_finish,
+    least_outstanding,
+    llf,
+    power_of_two,
+    prefix_queue,
+    qlm,
+    ratio,
+)
 from shared.simulation import (
+    baseline_rules,
     batch_lists,
+    choosing,
     fleet_kernel,
     fleet_state,
     gate,
@@ -46,6 +57,20 @@ LEAVES: tuple[Callable[..., Any], ...] = (
     latency.decode_s,
     latency.prefill_s,
     urgency.latest_start_s,
+    earliest_finish.decode_slowdown,
+    earliest_finish.stretch,
+    earliest_finish.time_to_start_s,
+    least_outstanding.outstanding_score,
+    llf.laxity_s,
+    power_of_two.two_candidates,
+    prefix_queue.kv_share,
+    prefix_queue.prefix_share,
+    prefix_queue.queue_share,
+    prefix_queue.scorer_sum,
+    qlm.group_deadline_s,
+    qlm.token_throughput,
+    qlm.waiting_time_s,
+    ratio.ratio_score,
 )
 KERNELS: tuple[ModuleType, ...] = (
     kv_blocks,
@@ -53,6 +78,8 @@ KERNELS: tuple[ModuleType, ...] = (
     iteration,
     gate,
     heaps,
+    choosing,
+    baseline_rules,
     rules,
     fleet_kernel,
 )
@@ -62,6 +89,13 @@ SOURCES: tuple[ModuleType, ...] = (
     dispatch,
     latency,
     urgency,
+    earliest_finish,
+    least_outstanding,
+    llf,
+    power_of_two,
+    prefix_queue,
+    qlm,
+    ratio,
     fleet_state,
     kernel_state,
     tables,

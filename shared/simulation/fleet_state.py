@@ -233,6 +233,8 @@ class LineState:
         present_since_s: When that number last changed.
         present_s: Integral of that number over time.
         caches: Whether it reuses prefixes.
+        kv_tokens: Its KV memory as declared, tokens.
+        work_weight: Weight of its cumulative work in the policy `ratio`.
         has_news: Whether its line or its engine changed visibly at this instant.
         is_touched: Whether it is among `touched`.
     """
@@ -244,6 +246,7 @@ class LineState:
         "heap_base",
         "inside",
         "is_touched",
+        "kv_tokens",
         "limit_tokens",
         "num_calls",
         "present",
@@ -251,10 +254,12 @@ class LineState:
         "present_since_s",
         "size",
         "tie_key",
+        "work_weight",
     )
 
     present_since_s: Real
     present_s: Real
+    work_weight: Real
     present: Int
     heap_base: Int
     size: Int
@@ -264,6 +269,7 @@ class LineState:
     tie_key: Int
     num_calls: Int
     caches: Int
+    kv_tokens: Int
     has_news: Int
     is_touched: Int
 

@@ -12,7 +12,9 @@ from shared.domain.instance import InstanceSpec
 from shared.domain.trace import TraceQuery
 from shared.errors import ConfigError
 from shared.scheduling.dispatch import text_key
+from shared.scheduling.policies.ratio import work_weight
 from shared.scheduling.profiles import FleetTimes
+from shared.simulation.baseline_rules import NOTES
 from shared.simulation.engine_states import new_engine_state
 from shared.simulation.fleet_state import (
     UNASSIGNED,
@@ -104,6 +106,7 @@ class Layout:
         )
         arrays["views"] = np.zeros(num_instances * scenario.num_dispatchers, dtype_of(ViewState))
         arrays["turns"] = np.zeros(scenario.num_dispatchers, np.int64)
+        arrays["notes"] = np.zeros(scenario.num_dispatchers * (NOTES + num_instances))
         arrays["timers"] = timers = np.empty(num_timers, dtype_of(TimerState))
         timers["next"] = np.arange(1, num_timers + 1)
         arrays["timer_heap"] = np.empty(num_timers, np.int64)
@@ -195,6 +198,8 @@ class Layout:
         lines["limit_tokens"] = [limit_of(spec) for spec in fleet]
         lines["tie_key"] = [text_key(spec.instance_id) for spec in fleet]
         lines["caches"] = [spec.prefix_caching for spec in fleet]
+        lines["kv_tokens"] = [spec.kv_tokens for spec in fleet]
+        lines["work_weight"] = [work_weight(spec.gpu) for spec in fleet]
         offers = [spec in self._members[model] for model in models for spec in fleet]
         return {
             "engines": engines,
@@ -206,6 +211,7 @@ class Layout:
             "wakes_s": np.full(len(fleet), np.inf),
             "costs_s": np.zeros(len(fleet)),
             "cached_tokens": np.zeros(len(fleet), np.int64),
+            "scores": np.zeros(len(fleet)),
             "touched": np.zeros(len(fleet), np.int64),
         }
 

@@ -5,9 +5,21 @@ functions of `shared.scheduling`; what is compiled is their very source. A polic
 entry in `COMPILED_RULES` is asked through `shared.scheduling.policy.Policy` for every call.
 """
 
-from shared.scheduling.dispatch import beta_s2, floored_queue_s, flow_score, tie_order
+from shared.scheduling.dispatch import beta_s2, floored_queue_s, flow_score
 from shared.scheduling.latency import decode_s, prefill_s
+from shared.scheduling.policies.llf import laxity_s
+from shared.scheduling.policies.qlm import GROUP_S, group_deadline_s
 from shared.scheduling.urgency import latest_start_s
+from shared.simulation.baseline_rules import (
+    choose_by_prefix_and_queue,
+    choose_by_ratio,
+    choose_earliest_finish,
+    choose_fewest,
+    choose_of_two,
+    choose_shortest_wait,
+    nth_eligible,
+)
+from shared.simulation.choosing import wins_tie
 from shared.simulation.fleet_state import UNASSIGNED, PlanState, RunState
 from shared.simulation.iteration import sync_segment
 from shared.simulation.kernel_state import CallState, EngineState
@@ -16,16 +28,33 @@ from shared.simulation.tables import Tables
 ASK_POLICY = 0
 FLOW = 1
 ROUND_ROBIN = 2
+FEWEST = 3
+OF_TWO = 4
+PREFIX_AND_QUEUE = 5
+EARLIEST_FINISH = 6
+SHORTEST_WAIT = 7
+RATIO = 8
 
 BY_ANSWER = 0
 BY_LATEST_START = 1
 BY_READINESS = 2
+BY_DEADLINE = 3
+BY_LAXITY = 4
+BY_GROUP = 5
 
 COMPILED_RULES = {
     "hexgen-flow": (FLOW, BY_LATEST_START),
     "wb+fcfs": (FLOW, BY_READINESS),
     "rr+pq": (ROUND_ROBIN, BY_LATEST_START),
     "vllm": (ROUND_ROBIN, BY_READINESS),
+    "least-outstanding": (FEWEST, BY_READINESS),
+    "power-of-two": (OF_TWO, BY_READINESS),
+    "prefix-queue": (PREFIX_AND_QUEUE, BY_READINESS),
+    "edf": (FEWEST, BY_DEADLINE),
+    "llf": (FEWEST, BY_LAXITY),
+    "qlm": (SHORTEST_WAIT, BY_GROUP),
+    "ratio": (RATIO, BY_LATEST_START),
+    "earliest-finish": (EARLIEST_FINISH, BY_LATEST_START),
 }
 
 
@@ -116,10 +145,27 @@ def touch_instance(tables: Tables, run: RunState, instance: int) -> None:
 
 def choose_instance(tables: Tables, run: RunState, index: int) -> int:
     """Return the instance for a call whose costs have been filled in."""
-    query = tables.queries[tables.stages[tables.plans[index].stage].query]
+    dispatcher = tables.queries[tables.stages[tables.plans[index].stage].query].dispatcher
     if run.choose_rule == FLOW:
-        return choose_by_flow(tables, run, index, query.dispatcher)
-    return choose_in_turn(tables, run, query.dispatcher)
+        return choose_by_flow(tables, run, index, dispatcher)
+    if run.choose_rule == ROUND_ROBIN:
+        return choose_in_turn(tables, run, dispatcher)
+    if run.choose_rule == RATIO:
+        return choose_by_ratio(tables, run, dispatcher)
+    return choose_baseline(tables, run, index, dispatcher)
+
+
+def choose_baseline(tables: Tables, run: RunState, index: int, dispatcher: int) -> int:
+    """Return the instance of the highest score of a rule in `baseline_rules`."""
+    if run.choose_rule == FEWEST:
+        return choose_fewest(tables, run, index, dispatcher)
+    if run.choose_rule == OF_TWO:
+        return choose_of_two(tables, run, index, dispatcher)
+    if run.choose_rule == PREFIX_AND_QUEUE:
+        return choose_by_prefix_and_queue(tables, run, index, dispatcher)
+    if run.choose_rule == EARLIEST_FINISH:
+        return choose_earliest_finish(tables, run, index, dispatcher)
+    return choose_shortest_wait(tables, run, index, dispatcher)
 
 
 def choose_by_flow(tables: Tables, run: RunState, index: int, dispatcher: int) -> int:
@@ -147,13 +193,6 @@ def choose_by_flow(tables: Tables, run: RunState, index: int, dispatcher: int) -
     return best
 
 
-def wins_tie(tables: Tables, index: int, instance: int, other: int) -> bool:
-    """Return whether an instance precedes another of equal score for this call."""
-    key = tables.plans[index].tie_key
-    mine = tie_order(key, tables.lines[instance].tie_key)
-    return mine > tie_order(key, tables.lines[other].tie_key)
-
-
 def choose_in_turn(tables: Tables, run: RunState, dispatcher: int) -> int:
     """Return the next eligible instance in turn; each dispatcher counts for itself."""
     eligible = 0
@@ -162,13 +201,7 @@ def choose_in_turn(tables: Tables, run: RunState, dispatcher: int) -> int:
             eligible += 1
     turn = tables.turns[dispatcher]
     tables.turns[dispatcher] = turn + 1
-    wanted = turn % eligible
-    for instance in range(run.num_instances):
-        if tables.costs_s[instance] >= 0.0:
-            if wanted == 0:
-                return instance
-            wanted -= 1
-    return UNASSIGNED
+    return nth_eligible(tables, run, turn % eligible)
 
 
 def line_score(tables: Tables, run: RunState, index: int, cost_s: float) -> float:
@@ -178,4 +211,12 @@ def line_score(tables: Tables, run: RunState, index: int, cost_s: float) -> floa
     stage = tables.stages[tables.plans[index].stage]
     if run.order_rule == BY_LATEST_START:
         return latest_start_s(stage.ready_s, stage.t_slo_s, cost_s)
-    return stage.ready_s
+    if run.order_rule == BY_GROUP:
+        return group_deadline_s(stage.ready_s + stage.t_slo_s, GROUP_S)
+    if run.order_rule == BY_READINESS:
+        return stage.ready_s
+    query = tables.queries[stage.query]
+    deadline_s = query.arrival_s + query.slo_s
+    if run.order_rule == BY_LAXITY:
+        return laxity_s(deadline_s, 0.0, cost_s)
+    return deadline_s

@@ -43,6 +43,8 @@ class Tables:
         costs_s: Expected cost of the call under consideration, per instance; negative where it
             cannot run.
         cached_tokens: Its prompt tokens expected in the cache, per instance.
+        scores: Scores of the instances for it (see `baseline_rules`).
+        notes: What a policy remembers, `NOTES + num_instances` numbers per dispatcher.
     """
 
     __slots__ = (
@@ -57,12 +59,14 @@ class Tables:
         "line_heap",
         "lines",
         "nodes",
+        "notes",
         "offers",
         "plans",
         "pool",
         "queries",
         "residues",
         "runs",
+        "scores",
         "stages",
         "timer_heap",
         "timers",
@@ -96,3 +100,5 @@ class Tables:
     wakes_s: MutableSequence[float]
     costs_s: MutableSequence[float]
     cached_tokens: MutableSequence[int]
+    scores: MutableSequence[float]
+    notes: MutableSequence[float]

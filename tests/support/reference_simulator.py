@@ -236,6 +236,14 @@ class Fleet:
                     tie_order(call.tie_key, m.tie_key),
                 ),
             )
+        elif self.policy in {"least-outstanding", "edf", "llf"}:
+            chosen = min(
+                eligible,
+                key=lambda m: (
+                    len(self.views[dispatcher][m.number]),
+                    -tie_order(call.tie_key, m.tie_key),
+                ),
+            )
         else:
             chosen = eligible[self.turns[dispatcher] % len(eligible)]
             self.turns[dispatcher] += 1
@@ -244,6 +252,9 @@ class Fleet:
         call.cost = costs[chosen.number]
         if self.policy in {"hexgen-flow", "rr+pq"}:
             call.score = stage.ready + stage.budget - call.cost
+        elif self.policy in {"edf", "llf"}:
+            query = self.queries[stage.query]
+            call.score = query.arrival + query.slo - (call.cost if self.policy == "llf" else 0)
         else:
             call.score = stage.ready
         self.views[dispatcher][chosen.number].append(call.number)

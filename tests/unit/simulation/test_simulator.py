@@ -8,13 +8,18 @@ import pytest
 
 from shared.domain.trace import PrefixPart, TraceCall, TraceQuery, TraceStage
 from shared.errors import ConfigError
+from shared.scheduling.dispatch import text_key
 from shared.scheduling.policies import REGISTRY
 from shared.scheduling.policies.flow import HexgenFlow
 from shared.scheduling.policies.round_robin import RoundRobinFcfs
 from shared.scheduling.policy import Choice, Cost, InstanceView, WaitingCall
 from shared.scheduling.shapes import shape_from_trace
+from shared.simulation.asking import PolicyDesk
+from shared.simulation.fleet_kernel import ASKS
 from shared.simulation.fleets import builtin_fleet
-from shared.simulation.rules import COMPILED_RULES
+from shared.simulation.interpreted import InterpretedCore
+from shared.simulation.layout import Layout
+from shared.simulation.rules import ASK_POLICY, BY_ANSWER, COMPILED_RULES
 from shared.simulation.scenario import Scenario
 from shared.simulation.simulator import simulate, sweep, sweep_alpha
 from shared.simulation.workload import PoissonArrivals, generate, prepare
@@ -55,13 +60,29 @@ def test_compiled_and_interpreted_runs_are_the_same_bytes(busy: Scenario, policy
 
 @pytest.mark.parametrize("policy", sorted(COMPILED_RULES))
 def test_compiled_rules_decide_as_the_policy_objects_do(busy: Scenario, policy: str) -> None:
-    """The dispatcher's policy and the simulator's rule choose the same, call by call."""
-    # Instances of different speed never tie, so the ids that break ties do not matter.
-    factors = {spec.instance_id: 1.0 + 0.013 * n for n, spec in enumerate(busy.fleet)}
-    scenario = replace(busy, policy=policy, speed_factors=factors)
-    asked = simulate(scenario, ask_policy=True)
-    ruled = simulate(scenario)
-    assert asked.to_bytes() == ruled.to_bytes()
+    """The dispatcher's policy and the simulator's rule choose the same, call by call, ties too."""
+    mesh = {"num_dispatchers": 2, "state_delay_s": 0.5, "hop_s": 0.01}
+    scenario = replace(busy, policy=policy, alpha=0.3, **mesh)
+    asked = decisions(scenario, (ASK_POLICY, BY_ANSWER))
+    ruled = decisions(scenario, COMPILED_RULES[policy])
+    assert [column.tobytes() for column in asked] == [column.tobytes() for column in ruled]
+
+
+def decisions(scenario: Scenario, rules: tuple[int, int]) -> list[np.ndarray]:
+    """Where every call ran, its place in line and its end, with ties broken by request id."""
+    layout = Layout(scenario)
+    layout.arrays["plans"]["tie_key"] = [
+        text_key(f"{query.query_id}/{index}/{sibling}")
+        for query in scenario.queries
+        for index, stage in enumerate(query.stages)
+        for sibling in range(len(stage.calls))
+    ]
+    tables = layout.tables_for(scenario, *rules)
+    core = InterpretedCore(tables)
+    desk = PolicyDesk(layout, scenario, core)
+    while core.proceed() == ASKS:
+        desk.answer_pending()
+    return [tables["plans"]["instance"], tables["calls"]["priority"], tables["calls"]["end_s"]]
 
 
 def test_asking_works_with_compiled_code(busy: Scenario) -> None:
