@@ -213,13 +213,13 @@ class ReplayDriver:
         self._tally.calls["duplicates"] = self._client.counts["duplicates"]
 
     async def _inject(self, queries: Sequence[TraceQuery], stop: asyncio.Event) -> None:
-        start_s = self._clock.now_s()
+        start_s = self._elapsed_s()
         async with asyncio.TaskGroup() as group:
             for query in sorted(queries, key=_arrival_s):
                 due_s = start_s + _arrival_s(query)
                 if await self._stopped_before(due_s, stop):
                     return
-                self._tally.arrived(self._clock.now_s() - due_s)
+                self._tally.arrived(self._elapsed_s() - due_s)
                 query_id = mesh_query_id(self._run_id, query.query_id)
                 run = QueryRun(query, query_id, self._client, self._clock, self._tally)
                 task = group.create_task(run.drive(), name=f"query-{query_id}")
@@ -227,7 +227,7 @@ class ReplayDriver:
                 task.add_done_callback(lambda done: self._open.pop(done, None))
 
     async def _stopped_before(self, due_s: float, stop: asyncio.Event) -> bool:
-        wait_s = due_s - self._clock.now_s()
+        wait_s = due_s - self._elapsed_s()
         if wait_s <= 0 or stop.is_set():
             return stop.is_set()
         async with asyncio.TaskGroup() as group:
@@ -237,6 +237,10 @@ class ReplayDriver:
             nap.cancel()
             halt.cancel()
         return stop.is_set()
+
+    def _elapsed_s(self) -> float:
+        """Return workload seconds since some instant; unlike mesh time they never jump."""
+        return self._clock.monotonic_s() * self._clock.time_scale
 
     async def _cancel_open_on(self, stop: asyncio.Event) -> None:
         await stop.wait()

@@ -13,6 +13,7 @@ from shared.ports import Broker, Clock
 from shared.runtime.connections import kafka_params
 from shared.runtime.health import Health, probes
 from shared.runtime.metrics import Metrics
+from shared.runtime.publishing import Publisher
 from shared.runtime.settings import MeshSettings
 
 
@@ -53,10 +54,12 @@ async def run(mesh: MeshSettings, settings: DispatcherSettings, stop: asyncio.Ev
         probes(health, metrics, host=mesh.probes.host, port=mesh.probes.port),
         KafkaBroker.open(kafka_params(mesh, settings.dispatcher_id)) as broker,
     ):
+        topics = mesh.topics.topics()
+        await Publisher(broker, topics, clock).learn_time(settings.dispatcher_id, stop.is_set)
         dispatcher = build_dispatcher(
             broker=broker,
             clock=clock,
-            topics=mesh.topics.topics(),
+            topics=topics,
             params=settings.params(),
             metrics=metrics,
             health=health,

@@ -16,6 +16,7 @@ from shared.ports import Broker, Clock
 from shared.runtime.connections import kafka_params
 from shared.runtime.health import Health, probes
 from shared.runtime.metrics import Metrics
+from shared.runtime.publishing import Publisher
 from shared.runtime.settings import MeshSettings
 from shared.scheduling.tuning import TuningRules
 
@@ -76,11 +77,13 @@ async def run(mesh: MeshSettings, settings: TunerSettings, stop: asyncio.Event) 
             probes(health, metrics, host=mesh.probes.host, port=mesh.probes.port),
             KafkaBroker.open(kafka_params(mesh, settings.tuner_id)) as broker,
         ):
+            topics = mesh.topics.topics()
+            await Publisher(broker, topics, clock).learn_time(settings.tuner_id, stop.is_set)
             tuner = build_tuner(
                 broker=broker,
                 replay=ProcessReplay(executor),
                 clock=clock,
-                topics=mesh.topics.topics(),
+                topics=topics,
                 params=params_of(settings),
                 metrics=metrics,
                 health=health,

@@ -15,6 +15,7 @@ from shared.ports import Broker, Clock, Engine, StateStore
 from shared.runtime.connections import kafka_params, redis_params
 from shared.runtime.health import Health, probes
 from shared.runtime.metrics import Metrics
+from shared.runtime.publishing import Publisher
 from shared.runtime.settings import MeshSettings
 
 
@@ -49,24 +50,27 @@ async def run(mesh: MeshSettings, settings: WorkerSettings, stop: asyncio.Event)
         ConfigError: A setting, or the fleet, is wrong.
         EngineDead: The engine died; its calls are handed back.
     """
-    spec = settings.spec()
+    spec, topics, name = settings.spec(), mesh.topics.topics(), f"worker-{settings.instance_id}"
     clock = SystemClock(time_scale=mesh.time_scale)
     metrics, health = Metrics("worker", spec.instance_id), Health(clock)
     async with (
         probes(health, metrics, host=mesh.probes.host, port=mesh.probes.port),
-        SimulatedEngine.open(spec, clock) as engine,
-        faults_from(settings.fault_file, engine, clock),
         RedisStore.open(redis_params(mesh)) as store,
-        KafkaBroker.open(kafka_params(mesh, f"worker-{spec.instance_id}")) as broker,
+        KafkaBroker.open(kafka_params(mesh, name)) as broker,
     ):
-        worker = build_worker(
-            broker=broker,
-            store=store,
-            engine=engine,
-            clock=clock,
-            topics=mesh.topics.topics(),
-            params=settings.params(spec, mesh.drain_s),
-            metrics=metrics,
-            health=health,
-        )
-        await worker.serve(stop)
+        await Publisher(broker, topics, clock).learn_time(name, stop.is_set)
+        async with (
+            SimulatedEngine.open(spec, clock) as engine,  # reads the clock at once
+            faults_from(settings.fault_file, engine, clock),
+        ):
+            worker = build_worker(
+                broker=broker,
+                store=store,
+                engine=engine,
+                clock=clock,
+                topics=topics,
+                params=settings.params(spec, mesh.drain_s),
+                metrics=metrics,
+                health=health,
+            )
+            await worker.serve(stop)

@@ -7,12 +7,14 @@ import msgspec
 import structlog
 
 from shared.contracts.codec import encode, headers_for
-from shared.contracts.messages import MAX_DETAIL, DeadLetter, Message
-from shared.contracts.topics import DEAD_LETTERS, Topics
+from shared.contracts.messages import MAX_DETAIL, DeadLetter, Message, RecoveryProbe
+from shared.contracts.topics import DEAD_LETTERS, INSTANCE_STATES, Topics
 from shared.errors import BrokerUnavailable, ContractError, MeshError, TooLarge
 from shared.ports import Ack, Broker, Clock, Record
 from shared.runtime.metrics import Metrics
 
+CLOCK_KEY = "clock/"  # no instance is called so
+MAX_NAME = 128
 FIRST_BACKOFF_S = 0.1
 MAX_BACKOFF_S = 2.0
 log = structlog.get_logger(__name__)
@@ -102,6 +104,24 @@ class Publisher:
                 log.warning("publish_retried", topic=topic, error=str(exc), backoff_s=backoff_s)
             await asyncio.sleep(backoff_s)
             backoff_s = min(MAX_BACKOFF_S, backoff_s * 2)
+
+    async def learn_time(self, name: str, give_up: Callable[[], bool] = lambda: False) -> None:
+        """Publish and withdraw a probe, so that the clock knows the broker's time.
+
+        To be awaited before anything reads the clock: one that was read never runs back, so on a
+        host an hour ahead it would be wrong for two, and late calls would seem hopeless.
+
+        Args:
+            name: Unique name of the service.
+            give_up: Asked between tries while the broker is unavailable; then BrokerUnavailable.
+
+        Raises:
+            UnknownTopic: The mesh's topics do not exist.
+        """
+        key = f"{CLOCK_KEY}{name}"
+        probe = RecoveryProbe(owner_id=name[:MAX_NAME], seq=0)
+        await self.until_taken(INSTANCE_STATES, probe, key=key, give_up=give_up)
+        await self.until_taken(INSTANCE_STATES, None, key=key, give_up=give_up)
 
 
 class DeadLetters:

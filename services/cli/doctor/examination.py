@@ -31,6 +31,7 @@ from shared.errors import BrokerUnavailable, ContractError, MeshError, UnknownTo
 from shared.ports import Broker, Committed, Consumer, Record, TopicPartition
 from shared.runtime.connections import redis_params
 from shared.runtime.offsets import OffsetTracker
+from shared.runtime.publishing import CLOCK_KEY
 from shared.runtime.settings import MeshSettings
 
 RECENT_S = 600.0
@@ -177,6 +178,8 @@ class StateBook:
         try:
             message = decode_any(record.value, InstanceState, RecoveryProbe)
         except ContractError:
+            return
+        if key.startswith(CLOCK_KEY):
             return
         if isinstance(message, RecoveryProbe):
             self._probe_s = max(self._probe_s or 0.0, record.append_unix_s)

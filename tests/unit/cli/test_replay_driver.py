@@ -1,6 +1,7 @@
 """The replay driver against a mesh that is played by the test."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -101,12 +102,13 @@ async def played() -> AsyncIterator[Played]:
 
 
 @asynccontextmanager
-async def open_played() -> AsyncIterator[Played]:
-    """Open a driver in front of a played mesh."""
-    clock = SystemClock(time_scale=TIME_SCALE)
-    broker = MemoryBroker(clock)
+async def open_played(ahead_s: float = 0.0) -> AsyncIterator[Played]:
+    """Open a driver, on a host whose clock may be ahead, in front of a played mesh."""
+    broker_clock = SystemClock(time_scale=TIME_SCALE)
+    clock = SystemClock(time_scale=TIME_SCALE, wall=lambda: time.time() + ahead_s)
+    broker = MemoryBroker(broker_clock)
     await broker.create_topics(TOPICS.specs())
-    mesh = PlayedMesh(broker, clock)
+    mesh = PlayedMesh(broker, broker_clock)
     tally = Tally()
     stop = asyncio.Event()
     async with (
@@ -139,6 +141,19 @@ async def test_a_stage_starts_after_every_call_of_the_one_before_has_an_outcome(
     assert set(seen["one/1/0"]) == set(ids[1:4])
     assert played.tally.queries == {"submitted": 1, "completed": 1}
     assert played.tally.calls["submitted"] == played.tally.calls["completed"] == 5
+
+
+@pytest.mark.parametrize("ahead_s", [-3_600.0, 3_600.0])
+async def test_a_wrong_clock_of_the_host_moves_neither_arrivals_nor_results(ahead_s: float) -> None:
+    """Arrivals go by the monotonic clock, latencies by the broker's time from the start."""
+    async with open_played(ahead_s) as played:
+        began_s = time.monotonic()
+        await played.run(
+            query(stage("one")), query(stage("one"), query_id="q1", arrival_s=0.3 * TIME_SCALE)
+        )
+        assert 0.29 < time.monotonic() - began_s < 60
+    assert all(0 <= end.latency_s < 60 * TIME_SCALE for end in played.tally.ends)
+    assert len(played.tally.ends) == 2
 
 
 async def test_stages_with_named_parents_form_a_graph(played: Played) -> None:
