@@ -1,7 +1,7 @@
 """Parts that the lab's plots are made of."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -103,27 +103,29 @@ def draw_bars(
     values: Sequence[Interval],
     colours: Sequence[str],
     height: float,
+    *,
     alpha: float = 1.0,
+    write: Callable[[float], str] | None = None,
 ) -> None:
-    """Draw horizontal bars with intervals and values."""
+    """Draw horizontal bars with intervals and values, as `write` writes them."""
     means = [value.mean if math.isfinite(value.mean) else 0.0 for value in values]
     halves = [value.half if math.isfinite(value.half) else 0.0 for value in values]
     axes.barh(places, means, height, color=colours, alpha=alpha)
     axes.errorbar(means, places, xerr=halves, fmt="none", ecolor="#333333", elinewidth=1.0)
-    for place, value, half in zip(places, values, halves, strict=True):
-        text = short(value.mean) if math.isfinite(value.mean) else "none"
-        at = (value.mean if math.isfinite(value.mean) else 0.0) + half
+    # Wide intervals of few seeds must not squeeze the bars.
+    limit = 1.3 * max(*means, 1e-9)
+    for place, value, mean, half in zip(places, values, means, halves, strict=True):
+        text = (write or short)(mean) if math.isfinite(value.mean) else "none"
         axes.annotate(
             text,
-            (at, place),
+            (min(mean + half, 0.9 * limit), place),
             xytext=(4, 0),
             textcoords="offset points",
             va="center",
             fontsize=8,
         )
     tidy(axes)
-    # Wide intervals of few seeds must not squeeze the bars.
-    axes.set_xlim(0.0, 1.3 * max(*means, 1e-9))
+    axes.set_xlim(0.0, limit)
 
 
 def short(value: float) -> str:

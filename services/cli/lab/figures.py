@@ -95,7 +95,7 @@ def limits_figure(found: Comparison, setting: Setting) -> Figure:
     rates.set_title(f"Rate up to which {TARGET:.0%} stay within their SLO", fontsize=10)
     for target, shift, alpha in zip(TARGETS, (0.17, -0.17), (1.0, 0.45), strict=True):
         values = [interval(found.scales[setting, one][target]) for one in contenders]
-        draw_bars(scales, places + shift, values, colours, 0.32, alpha)
+        draw_bars(scales, places + shift, values, colours, 0.32, alpha=alpha)
     scales.set_xlabel("multiple of a query's isolated time")
     scales.set_title(
         f"Tightest SLO met by {TARGETS[0]:.0%} (full) and {TARGETS[1]:.0%} (pale) "
@@ -126,9 +126,11 @@ def ablation_figure(found: Comparison, setting: Setting, present: Sequence[Conte
     colours = [Style(one, place).colour for place, one in enumerate(present)]
     for axes, name, label in panels:
         values = [interval(found.values(cell, one, name)) for one in present]
-        draw_bars(axes, places, values, colours, 0.62)
+        is_share = name == "attainment"
+        write = "{:.1%}".format if is_share else None
+        draw_bars(axes, places, values, colours, 0.62, write=write)
         axes.set_title(label, fontsize=10)
-        if name == "attainment":
+        if is_share:
             axes.set_xlim(0.0, 1.12)
             axes.xaxis.set_major_formatter(PercentFormatter(1.0))
     panels[0][0].set_yticks(places, [one.label for one in present])

@@ -51,6 +51,25 @@ def without_intervals(grid: Grid, but: Collection[int] = ()) -> Grid:
     return msgspec.structs.replace(grid, rows=rows)
 
 
+def thinned(grid: Grid, most: int) -> Grid:
+    """Return a table with at most so many columns of numbers, the last among them.
+
+    Args:
+        grid: The table.
+        most: Columns to keep besides the first.
+    """
+    num = len(grid.columns) - 1
+    step = -(-num // most)
+    kept = [0, *range(1 + (num - 1) % step, num + 1, step)]
+
+    def pick(cells: Sequence[str]) -> tuple[str, ...]:
+        return tuple(cells[place] for place in kept)
+
+    return msgspec.structs.replace(
+        grid, columns=pick(grid.columns), rows=tuple(pick(row) for row in grid.rows)
+    )
+
+
 def grids_of(found: Comparison, setting: Setting) -> list[Grid]:
     """Return the tables of one setting."""
     return [

@@ -1,5 +1,6 @@
 """What a comparison looks like: tables, plots, the HTML page, JSON."""
 
+import itertools
 import json
 import re
 from pathlib import Path
@@ -11,7 +12,7 @@ from services.cli.compare import rich_table, slug, write
 from services.cli.lab.bench import Workbench
 from services.cli.lab.comparison import Comparison, Plan, compare
 from services.cli.lab.gantt import gantt_figure, lanes
-from services.cli.lab.grids import grids_of, without_intervals
+from services.cli.lab.grids import Grid, grids_of, thinned, without_intervals
 from services.cli.lab.headlines import headlines
 from services.cli.lab.html import markdown, page
 from services.cli.lab.jsonable import comparison_json
@@ -72,6 +73,19 @@ def test_narrow_tables_say_the_means(found: Comparison):
     cells = [cell for row in without_intervals(grids_of(found, SETTING)[1]).rows for cell in row]
     assert not any("±" in cell for cell in cells)
     assert any(re.fullmatch(r"\d+", cell) for cell in cells)
+
+
+@pytest.mark.parametrize(("num", "most"), [(15, 8), (8, 8), (9, 4), (1, 4)])
+def test_wide_tables_keep_what_fits_and_the_last_column(num: int, most: int):
+    """Evenly spaced loads, the highest among them."""
+    columns = ("policy", *map(str, range(num)))
+    thin = thinned(Grid(title="t", columns=columns, rows=(columns,)), most)
+    assert thin.columns[0] == "policy"
+    assert thin.columns[-1] == str(num - 1)
+    assert len(thin.columns) - 1 <= most
+    assert thin.rows == (thin.columns,)
+    kept = [int(column) for column in thin.columns[1:]]
+    assert len({b - a for a, b in itertools.pairwise(kept)}) <= 1
 
 
 def test_headlines_name_the_strongest_rival_and_the_usual_one(found: Comparison):
