@@ -32,6 +32,7 @@ TRUST_FACTOR = 4.0
 BYTES_PER_TOKEN = 4.0
 MAX_CONTEXT_TOKENS = 10_000_000
 MAX_CACHED_POOLS = 64
+MAX_CACHED_TIMES = 10_000
 
 # Prior of a stage nothing is known of, and how many more like it are expected to follow. One more
 # leaves half of what is left for the rest of the query each time, so that neither the first
@@ -70,6 +71,7 @@ class FleetTimes:
         key = (workflow, stage)
         cached = self._stage_s.get(key)
         if cached is None:
+            self._make_room()
             estimate = stage_estimate(self._shapes, workflow, stage)
             cached = self._stage_s[key] = self._mean_service_s(estimate)
         return cached
@@ -79,10 +81,17 @@ class FleetTimes:
         key = (workflow, stage, iteration)
         cached = self._remaining_s.get(key)
         if cached is None:
+            self._make_room()
             counts = expected_remaining(self._shapes, workflow, stage, iteration)
             cached = sum(count * self.stage_s(workflow, later) for later, count in counts.items())
             self._remaining_s[key] = cached
         return cached
+
+    def _make_room(self) -> None:
+        # Names come from producers: one that puts ids into them must not fill the memory.
+        if len(self._stage_s) + len(self._remaining_s) >= MAX_CACHED_TIMES:
+            self._stage_s.clear()
+            self._remaining_s.clear()
 
     def _mean_service_s(self, estimate: StageEstimate) -> float:
         times = [_stage_on(spec, factor, estimate) for spec, factor in self._pool]

@@ -97,6 +97,26 @@ def test_memory_is_bounded_however_often_speeds_change() -> None:
     assert current < MAX_CACHED_POOLS * 20_000
 
 
+def test_memory_is_bounded_whatever_producers_call_their_workflows() -> None:
+    """Ids inside the names of workflows and stages fill no memory, and times stay the same."""
+    predictor, pool = _predictor(), [make_spec()]
+    expected_s = predictor.isolated_s("w", "draft", pool)
+
+    def ask(first: int) -> int:
+        for number in range(first, first + 20_000):
+            predictor.isolated_s(f"w-{number}", f"s-{number}", pool)
+        return tracemalloc.get_traced_memory()[0]
+
+    tracemalloc.start()
+    try:
+        warm_bytes = ask(0)
+        grown_bytes = ask(20_000) - warm_bytes
+    finally:
+        tracemalloc.stop()
+    assert grown_bytes < 500_000
+    assert predictor.isolated_s("w", "draft", pool) == expected_s
+
+
 def test_an_empty_pool_still_has_finite_times() -> None:
     """Before any instance is known shares are computed on a reference instance."""
     assert 0.0 < _predictor().stage_s("w", "draft", 0, []) < math.inf
