@@ -14,8 +14,15 @@ from services.worker.app import run
 from services.worker.settings import WorkerSettings
 from shared.adapters.kafka import KafkaBroker
 from shared.adapters.kafka_params import KafkaParams
-from shared.contracts.codec import decode, encode
-from shared.contracts.messages import CallOutcome, DeadLetter, InstanceState, Message, StageRequest
+from shared.contracts.codec import decode_any, encode
+from shared.contracts.messages import (
+    CallOutcome,
+    DeadLetter,
+    InstanceState,
+    Message,
+    RecoveryProbe,
+    StageRequest,
+)
 from shared.ports import TopicPartition
 from shared.runtime.settings import KafkaSettings, MeshSettings, RedisSettings, TopicSettings
 from tests.support.servers import KafkaServer, RedisServer
@@ -38,14 +45,14 @@ class RealMesh:
             call = bound_call(name, output_tokens=output_tokens)
             await self.broker.publish(self.topics.instance(INSTANCE), encode(call))
 
-    async def messages(self, topic: str, cls: type[Message]) -> list[Message]:
+    async def messages(self, topic: str, *classes: type[Message]) -> list[Message]:
         name = self.topics.name(topic)
         tps = [TopicPartition(name, i) for i in range(await self.broker.partitions_of(name))]
         found: list[Message] = []
         async with self.broker.partition_consumer(tps, start="beginning") as reader:
             ends = await reader.end_offsets()
             while any([await reader.position(tp) < ends[tp] for tp in tps]):
-                found += [decode(r.value, cls) for r in await reader.fetch() if r.value]
+                found += [decode_any(r.value, *classes) for r in await reader.fetch() if r.value]
         return found
 
     async def outcomes(self) -> list[str]:
@@ -61,8 +68,9 @@ class RealMesh:
         return [m.error for m in found if isinstance(m, DeadLetter)]
 
     async def phase(self) -> str:
-        found = await self.messages("instance-states", InstanceState)
-        return found[-1].phase if found and isinstance(found[-1], InstanceState) else ""
+        found = await self.messages("instance-states", InstanceState, RecoveryProbe)
+        states = [m for m in found if isinstance(m, InstanceState)]
+        return states[-1].phase if states else ""
 
     @asynccontextmanager
     async def worker(self) -> AsyncIterator["tuple[asyncio.Task[None], asyncio.Event]"]:
