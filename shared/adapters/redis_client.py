@@ -267,8 +267,9 @@ class RedisClient:
 
     def _translate(self, exc: Exception) -> MeshError:
         detail = str(exc)
-        if isinstance(exc, rx.ResponseError) and detail.startswith("FENCED "):
-            return Fenced(f"epoch {int(detail.split()[1])} has begun")
+        epoch = detail.removeprefix("FENCED ")
+        if isinstance(exc, rx.ResponseError) and epoch != detail and epoch.isdecimal():
+            return Fenced(f"epoch {int(epoch)} has begun")
         # Redis before 7 wraps what a script's command answered, so codes are looked for anywhere.
         is_refused = isinstance(exc, rx.AuthenticationError | rx.AuthorizationError)
         if is_refused or isinstance(exc, rx.NoPermissionError) or "NOPERM" in detail:
@@ -281,7 +282,7 @@ class RedisClient:
                 f"the certificate of Redis at {self.params.address} is not trusted: {detail}; "
                 "check the certificate authority and the host name in the URL"
             )
-        if "WRONGTYPE" in detail:
+        if "WRONGTYPE" in detail or epoch != detail:
             return ConfigError(
                 f"Redis at {self.params.address}: another application uses keys that begin with "
                 f"{self.params.prefix!r}; set another prefix"

@@ -311,3 +311,17 @@ async def test_ping_measures(proxy: RedisProxy) -> None:
         started_s = time.monotonic()
         rtt_s = await store.ping()
         assert 0 < rtt_s <= time.monotonic() - started_s
+
+
+async def test_keys_of_another_application_are_told_apart_from_an_epoch(
+    shared_server: EmbeddedRedis,
+) -> None:
+    """What no life of a worker wrote is no newer life; a person has to choose another prefix."""
+    async with RedisStore.open(RedisParams(url=shared_server.url, prefix="foreign:")) as store:
+        line = store.urgency_set("a")
+        await line.begin(1)
+        async with Redis.from_url(shared_server.url) as other:
+            await other.set("foreign:{a}:epoch", "junk")
+        with pytest.raises(ConfigError, match="another application uses keys"):
+            await line.add([entry("x")])
+        await line.drop()
