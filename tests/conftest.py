@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.support.servers import (
     NOT_RUN,
@@ -25,6 +26,10 @@ from tests.support.servers import (
     start_kafka,
     start_redis,
 )
+
+# A busy machine is no fault of the code.
+settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("patient")
 
 KAFKA_FIXTURES = {"kafka_server", "own_kafka", "kafka_factory"}
 REDIS_FIXTURES = {"redis_server", "own_redis"}

@@ -237,6 +237,7 @@ def test_redis_follows_the_model(redis_server: RedisServer) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1_200)
 @pytest.mark.real
 def test_redis_follows_the_model_for_long(redis_server: RedisServer) -> None:
     """Redis and the model agree over tens of thousands of steps."""
