@@ -83,7 +83,7 @@ def command(
     ] = 2,
     queries: Annotated[
         int, typer.Option(min=10, max=10_000_000, help="Queries of one run.")
-    ] = 1_500,
+    ] = 3_000,
     warm_up: Annotated[
         float, typer.Option(min=0, max=0.9, help="Share of queries not measured, from the first.")
     ] = 0.2,

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from services.cli.lab.bench import with_budget
 from services.cli.lab.intervals import Interval, interval, ratio_interval
 from services.cli.lab.pool import Runner
 from services.cli.lab.rates import Rate
@@ -74,6 +75,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         plan: What was compared.
         capacity_qps: Setting -> fluid capacity, queries per second.
+        own_capacity_qps: Setting -> the largest one at any token budget that was tried.
         entries: Measured runs.
         alpha_curves: What tuning saw.
         focus_qps: Setting -> the rate looked at closely.
@@ -82,6 +84,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
     plan: Plan
     capacity_qps: Mapping[Setting, float]
+    own_capacity_qps: Mapping[Setting, float]
     entries: tuple[Entry, ...]
     alpha_curves: tuple[AlphaCurve, ...]
     focus_qps: Mapping[Setting, float]
@@ -93,6 +96,11 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
         return [
             Contender(policy=policy, flags=flag) for flag in flags for policy in self.plan.policies
         ]
+
+    def bound_qps(self, setting: Setting, contender: Contender) -> float:
+        """Return what no policy with these engine flags could exceed, queries per second."""
+        bounds = self.capacity_qps if contender.flags == GIVEN else self.own_capacity_qps
+        return bounds[setting]
 
     def rates_qps(self, setting: Setting) -> list[float]:
         """Return the rates of a setting, rising."""
@@ -175,10 +183,10 @@ def compare(plan: Plan, runner: Runner) -> Comparison:
         plan: What to compare.
         runner: Where runs happen.
     """
-    capacity = {
-        setting: fluid_capacity(
-            plan.setup.traces[setting.trace], plan.setup.fleets[setting.fleet]
-        ).qps
+    capacity = {setting: capacity_of(plan.setup, setting, 0) for setting in plan.settings}
+    budgets = (0, *plan.token_budgets)
+    own_capacity = {
+        setting: max(capacity_of(plan.setup, setting, budget) for budget in budgets)
         for setting in plan.settings
     }
     cells = [
@@ -191,6 +199,7 @@ def compare(plan: Plan, runner: Runner) -> Comparison:
     found = Comparison(
         plan=plan,
         capacity_qps=capacity,
+        own_capacity_qps=own_capacity,
         entries=tuple(entries),
         alpha_curves=tuple(tuned.curves),
         focus_qps={},
@@ -199,6 +208,12 @@ def compare(plan: Plan, runner: Runner) -> Comparison:
     focus = {setting: _focus(found, setting) for setting in plan.settings}
     scales = _scales(found, runner, focus, tuned)
     return msgspec.structs.replace(found, focus_qps=focus, scales=scales)
+
+
+def capacity_of(setup: Setup, setting: Setting, token_budget: int) -> float:
+    """Return the fluid capacity of a setting's fleet at a token budget, queries per second."""
+    fleet = with_budget(setup.fleets[setting.fleet], token_budget)
+    return fluid_capacity(setup.traces[setting.trace], fleet).qps
 
 
 def _measure(plan: Plan, runner: Runner, cells: Sequence[Cell], tuned: Tuned) -> list[Entry]:

@@ -89,7 +89,8 @@ def limits_grid(found: Comparison, setting: Setting) -> Grid:
     rows = []
     for contender in contenders:
         rates = found.sustained_qps(setting, contender)
-        share = interval([rate / capacity for rate in rates]).mean
+        bound = found.bound_qps(setting, contender)
+        share = interval([rate / bound for rate in rates]).mean
         rows.append(
             (
                 contender.label,
@@ -99,7 +100,10 @@ def limits_grid(found: Comparison, setting: Setting) -> Grid:
                 *(_plain(interval(_scales(found, setting, contender, t))) for t in TARGETS),
             )
         )
-    rows.append(("upper bound", f"{capacity:.3f}", "100%", "–", "–", "–"))
+    bounds = {"upper bound": capacity}
+    if found.plan.token_budgets:
+        bounds["upper bound (own flags)"] = found.own_capacity_qps[setting]
+    rows += [(name, f"{bound:.3f}", "100%", "–", "–", "–") for name, bound in bounds.items()]
     focus = found.focus_qps[setting]
     return Grid(
         title=f"How far each policy gets: {setting_title(setting)}",

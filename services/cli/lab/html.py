@@ -39,8 +39,8 @@ _HOW = f"""
 trace; a seed fixes their order, their SLOs and the randomness of their arrivals, so all policies
 meet the very same queries.</li>
 <li>Queries that arrive while the fleet warms up, and the last ones, while it drains, are simulated
-but not measured. Unmeasured or not, every query runs to its end. Loads near and above the upper
-bound have no steady state: their times grow with the length of the run.</li>
+but not measured. Measured or not, every query runs to its end. Above the rate that a policy
+sustains there is no steady state: the longer the run, the longer the times.</li>
 <li>Policies never see an output length before it is produced; they see what history says of the
 stage (unless the oracle is on).</li>
 <li>α (and the token budget, where asked) is chosen per policy, setting and rate by the lowest P95

@@ -93,6 +93,7 @@ def _summary(found: Comparison, setting: Any) -> dict[str, Any]:
         "fleet": setting.fleet,
         "arrivals": setting.arrivals,
         "upper_bound_qps": found.capacity_qps[setting],
+        "upper_bound_own_flags_qps": found.own_capacity_qps[setting],
         "focus_qps": found.focus_qps[setting],
         "policies": [
             {
