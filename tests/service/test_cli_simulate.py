@@ -288,3 +288,16 @@ def test_unknown_steps_can_be_allowed(tmp_path: Path, capsys: pytest.CaptureFixt
     code, out, _ = hexflow(capsys, "simulate", path, "--allow-unknown-steps", "--json")
     assert code == 0
     assert json.loads(out)["run"]["calls"] == 1
+
+
+@pytest.mark.slow
+def test_bench_simulator_prints_its_figures(capsys: pytest.CaptureFixture[str]):
+    """One object: speed of a run, of its event loop and of a replay over α, and time to start."""
+    code, out, _ = hexflow(capsys, "bench", "simulator", "--queries", "100", "--json")
+    report = json.loads(out)
+    assert code == 0
+    assert report["event_loop_calls_per_s"] > report["calls_per_s"] > 0
+    assert report["sweep_alphas"] == 12
+    assert report["sweep_queries"] == 600
+    assert report["sweep_s"] > 0
+    assert report["fresh_process_s"] > 0
