@@ -15,6 +15,7 @@ from services.cli.lab.setting import Cell, Setting
 from services.cli.lab.styles import BOUND, GREY, Style
 
 DPI = 110
+LONG_LABEL = 18
 
 
 def new_figure(width: float, height: float, title: str) -> Figure:
@@ -126,6 +127,17 @@ def draw_bars(
         )
     tidy(axes)
     axes.set_xlim(0.0, limit)
+
+
+def legend_below(figure: Figure, axes: Axes, *, is_reversed: bool = False) -> None:
+    """Put the legend of a panel under the figure, in as many columns as fit."""
+    handles, labels = axes.get_legend_handles_labels()
+    if is_reversed:
+        handles, labels = handles[::-1], labels[::-1]
+    columns = 7 if max(map(len, labels)) <= LONG_LABEL else 5
+    figure.legend(
+        handles, labels, loc="outside lower center", ncols=min(columns, len(labels)), frameon=False
+    )
 
 
 def short(value: float) -> str:

@@ -6,7 +6,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import FormatStrFormatter, PercentFormatter
 
-from services.cli.lab.axes import log_seconds, new_figure
+from services.cli.lab.axes import legend_below, log_seconds, new_figure
 from services.cli.lab.comparison import Comparison, Contender
 from services.cli.lab.grids import setting_title
 from services.cli.lab.setting import Cell, Setting
@@ -49,10 +49,7 @@ def instances_figure(found: Comparison, setting: Setting) -> Figure:
         axes.set_xticks(np.arange(len(names)), names, fontsize=8)
         if axes is not batch:
             axes.yaxis.set_major_formatter(PercentFormatter(1.0))
-    handles, labels = busy.get_legend_handles_labels()
-    figure.legend(
-        handles, labels, loc="outside lower center", ncols=min(7, len(labels)), frameon=False
-    )
+    legend_below(figure, busy)
     return figure
 
 

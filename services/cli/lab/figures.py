@@ -12,6 +12,7 @@ from services.cli.lab.axes import (
     draw_lines,
     draw_offered,
     finish_load,
+    legend_below,
     log_seconds,
     new_figure,
 )
@@ -58,14 +59,7 @@ def load_figure(found: Comparison, setting: Setting) -> Figure:
     goodput.set_title("Goodput: queries/s within SLO", fontsize=10)
     for axes in (p95, attained, goodput):
         finish_load(axes, found, setting)
-    handles, labels = p95.get_legend_handles_labels()
-    figure.legend(
-        handles[::-1],
-        labels[::-1],
-        loc="outside lower center",
-        ncols=min(7, len(labels)),
-        frameon=False,
-    )
+    legend_below(figure, p95, is_reversed=True)
     return figure
 
 

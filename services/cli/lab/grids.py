@@ -96,7 +96,7 @@ def limits_grid(found: Comparison, setting: Setting) -> Grid:
                 contender.label,
                 sustained_text(found, setting, contender),
                 f"{share:.0%}" if any(rates) else "–",
-                "1" if contender == first else gain_text(found, setting, contender),
+                "1" if contender == first else gain_text(found, setting, first, contender),
                 *(_plain(interval(_scales(found, setting, contender, t))) for t in TARGETS),
             )
         )
@@ -199,12 +199,11 @@ def sustained_text(found: Comparison, setting: Setting, contender: Contender) ->
     return f"{'≤ ' * any(low)}{'≥ ' * any(high)}{_number(interval(clipped), 3)}"
 
 
-def gain_text(found: Comparison, setting: Setting, other: Contender) -> str:
-    """Return the first policy's sustained rate over another's; a dash where none is known.
+def gain_text(found: Comparison, setting: Setting, first: Contender, other: Contender) -> str:
+    """Return a policy's sustained rate over another's; a dash where none is known.
 
     A bound is given where one of the two lies outside the rates simulated.
     """
-    first = found.contenders()[0]
     own_low, own_high = found.censored(setting, first)
     low, high = found.censored(setting, other)
     if any(own_low) or (any(own_high) and any(high)):

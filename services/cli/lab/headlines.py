@@ -1,6 +1,8 @@
 """What a reader should take away from a comparison, easy wins and lost comparisons included."""
 
-from services.cli.lab.comparison import TARGET, Comparison, Contender
+from collections.abc import Sequence
+
+from services.cli.lab.comparison import BEST, GIVEN, TARGET, Comparison, Contender
 from services.cli.lab.grids import gain_text, ratio_text, sustained_text
 from services.cli.lab.intervals import interval
 from services.cli.lab.setting import Cell, Setting
@@ -10,37 +12,51 @@ SPANS_OF_P95 = 5.0
 
 
 def headlines(found: Comparison, setting: Setting) -> list[str]:
-    """Return the takeaways of one setting: the first policy, its strongest rival, the usual one."""
-    first, *others = found.contenders()
-    lines = [_keeps(found, setting, first)]
-    rivals = [other for other in others if other.policy != first.policy]
-    if rivals:
-        ranked = sorted(rivals, key=lambda other: found.sustained(setting, other).mean)
-        best, plain = ranked[-1], Contender(policy=PLAIN)
-        lines.append(_against("the strongest of the others here", found, setting, best))
-        if plain in rivals and plain != best:
-            lines.append(_against("what most teams run today", found, setting, plain))
-        elif ranked[0] != best:
-            lines.append(_against("the weakest of the others here", found, setting, ranked[0]))
+    """Return the takeaways of one setting: the first policy, its strongest rival, the usual one.
+
+    Policies are held against each other with the fleet's engine flags, and again with the flags
+    that suit each best where those were searched.
+    """
+    lines = []
+    for flags in (GIVEN, BEST):
+        contenders = [one for one in found.contenders() if one.flags == flags]
+        if contenders:
+            lines += _verdict(found, setting, contenders)
     return lines + _warnings(found, setting)
 
 
+def _verdict(found: Comparison, setting: Setting, contenders: Sequence[Contender]) -> list[str]:
+    first, *rivals = contenders
+    lines = [_keeps(found, setting, first)]
+    if not rivals:
+        return lines
+    ranked = sorted(rivals, key=lambda other: found.sustained(setting, other).mean)
+    best, plain = ranked[-1], Contender(policy=PLAIN, flags=first.flags)
+    lines.append(_against("the strongest of the others here", found, setting, first, best))
+    if plain in rivals and plain != best:
+        lines.append(_against("what most teams run today", found, setting, first, plain))
+    elif ranked[0] != best:
+        lines.append(_against("the weakest of the others here", found, setting, first, ranked[0]))
+    return lines
+
+
 def _keeps(found: Comparison, setting: Setting, first: Contender) -> str:
-    capacity = found.capacity_qps[setting]
+    bound = found.bound_qps(setting, first)
     text = (
         f"{first.label} keeps {TARGET:.0%} of the queries within their SLO up to "
         f"{sustained_text(found, setting, first)} queries/s"
     )
-    share = found.sustained(setting, first).mean / capacity
-    known = f"{share:.0%} of what" if share > 0.0 else "where"
-    return f"{text}, {known} no policy could exceed {capacity:.3f} on this fleet."
+    share = found.sustained(setting, first).mean / bound
+    known = f"{share:.0%} of {bound:.3f}, " if share > 0.0 else f"{bound:.3f} is "
+    return f"{text}; {known}the upper bound of any policy on this fleet."
 
 
-def _against(word: str, found: Comparison, setting: Setting, other: Contender) -> str:
-    first = found.contenders()[0]
+def _against(
+    word: str, found: Comparison, setting: Setting, first: Contender, other: Contender
+) -> str:
     cell = Cell(setting=setting, rate_qps=found.focus_qps[setting])
     p95 = ratio_text(found.ratio(cell, other, first, "p95_s"))
-    gain = gain_text(found, setting, other)
+    gain = gain_text(found, setting, first, other)
     what = (
         f"that is {gain} times as many queries"
         if gain != "–"

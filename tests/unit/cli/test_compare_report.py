@@ -92,7 +92,8 @@ def test_headlines_name_the_strongest_rival_and_the_usual_one(found: Comparison)
     """An easy win is not shown alone."""
     text = " ".join(headlines(found, SETTING))
     assert "strongest" in text
-    assert "hexgen-flow (own flags)" in text or "wb+fcfs" in text
+    assert "Against wb+fcfs, the strongest of the others here" in text
+    assert "Against wb+fcfs (own flags)" in text
     assert "Against vllm, what most teams run today" in text
 
 
