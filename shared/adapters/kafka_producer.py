@@ -161,6 +161,9 @@ class KafkaPublisher:
         async with self._topic_lanes[topic]:
             producer = await self._ready()
             facts = await self._facts_of(topic)
+            if partition is not None and partition >= facts.partitions:
+                self.forget([topic])  # it may have got more of them since
+                facts = await self._facts_of(topic)
             tp = self._choose(topic, facts, key, partition)
         _check_record(topic, facts, key, value, headers)
         async with self._lanes[tp]:
