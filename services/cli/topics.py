@@ -53,6 +53,13 @@ def problems_of(wanted: TopicSpec, found: TopicSpec) -> tuple[str, ...]:
             f"has {found.partitions} partitions and must have 1: delete it while the mesh is "
             "stopped, then run hexflow topics"
         )
+    elif wanted.compacted and found.partitions != wanted.partitions:
+        # More of them would split a key's records, and epochs compare within one partition only.
+        problems.append(
+            f"has {found.partitions} partitions where the settings say {wanted.partitions}, and "
+            "must never be given more: change the setting, or delete the topic while the mesh is "
+            "stopped, then run hexflow topics"
+        )
     elif found.partitions < wanted.partitions:
         problems.append(
             f"has {found.partitions} partitions of {wanted.partitions}: kafka-topics.sh --alter "

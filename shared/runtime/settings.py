@@ -107,7 +107,7 @@ class TopicSettings(Group):
     result_partitions: int = Field(default=12, ge=1, le=10_000)
     """Partitions of the results: at least the producers that wait for some."""
     state_partitions: int = Field(default=4, ge=1, le=1_000)
-    """Partitions of `instance-states`: bounds the dispatchers that recover."""
+    """Partitions of `instance-states`: bounds the dispatchers that recover; never changed later."""
     retention_s: int = Field(default=DAY_S, ge=60)
     """Age after which topics with text are deleted, seconds; above SLO plus outage."""
     max_message_bytes: int = Field(default=MAX_MESSAGE_BYTES, ge=1_024, le=512 * 1024 * 1024)

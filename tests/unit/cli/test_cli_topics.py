@@ -6,7 +6,14 @@ import pytest
 from services.cli.topics import as_json, examine, is_fine, problems_of
 from shared.adapters.clock import SystemClock
 from shared.adapters.memory_broker import MemoryBroker
-from shared.contracts.topics import CONTROL, LATENCY_EVENTS, STAGE_REQUESTS, Topics, TopicSpec
+from shared.contracts.topics import (
+    CONTROL,
+    INSTANCE_STATES,
+    LATENCY_EVENTS,
+    STAGE_REQUESTS,
+    Topics,
+    TopicSpec,
+)
 
 TOPICS = Topics(prefix="t.")
 
@@ -69,6 +76,15 @@ def test_each_shortcoming_comes_with_the_command_that_mends_it(
 def test_more_than_wanted_is_fine():
     """More partitions, longer retention and larger records are no fault."""
     assert problems_of(*changed(partitions=48, retention_s=10**9, max_message_bytes=10**8)) == ()
+
+
+@pytest.mark.parametrize("partitions", [2, 8])
+def test_instance_states_are_never_given_more_partitions(partitions: int):
+    """The advice is not to alter it: an instance's epochs compare within one partition only."""
+    wanted = next(spec for spec in TOPICS.specs() if spec.name == TOPICS.name(INSTANCE_STATES))
+    (problem,) = problems_of(wanted, msgspec.structs.replace(wanted, partitions=partitions))
+    assert "never be given more" in problem
+    assert "--alter" not in problem
 
 
 def test_a_topic_read_in_one_order_keeps_one_partition():
