@@ -128,12 +128,31 @@ class Intake:
 
     def _timed(self, request: StageRequest, appended_s: float) -> StageRequest:
         if request.attempt > 0 and request.ready_at_s is not None:
-            arrival_s = request.arrival_s if request.arrival_s is not None else request.ready_at_s
-            return msgspec.structs.replace(request, arrival_s=arrival_s)
+            return self._handed_back(request, request.ready_at_s, appended_s)
         arrival_s = self._arrival_s(request, appended_s)
         self._memory.remember(request.query_id, arrival_s)
         return msgspec.structs.replace(
             request, ready_at_s=appended_s, arrival_s=arrival_s, t_slo_s=None, slo_defaulted=False
+        )
+
+    def _handed_back(
+        self, request: StageRequest, ready_at_s: float, appended_s: float
+    ) -> StageRequest:
+        """Keep the times of a call that travels again, within what a first attempt could claim.
+
+        The mesh writes them, but so can a producer that says it is not the first attempt.
+        """
+        longest_s = self._params.max_query_age_s
+        ready_s = min(max(ready_at_s, appended_s - longest_s), appended_s)
+        arrival_s = ready_s if request.arrival_s is None else request.arrival_s
+        t_slo_s = request.t_slo_s
+        if t_slo_s is not None and request.slo_s is not None:
+            t_slo_s = min(max(t_slo_s, -longest_s), request.slo_s)
+        return msgspec.structs.replace(
+            request,
+            ready_at_s=ready_s,
+            arrival_s=min(max(arrival_s, ready_s - longest_s), ready_s),
+            t_slo_s=t_slo_s,
         )
 
     def _arrival_s(self, request: StageRequest, ready_at_s: float) -> float:

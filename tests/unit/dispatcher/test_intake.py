@@ -51,6 +51,25 @@ def make_request(**fields: Any) -> StageRequest:
     return StageRequest(**({"request_id": "r", "model": "m", "prompt": "p"} | fields))
 
 
+def test_a_further_attempt_keeps_its_times():
+    """What the mesh wrote when it handed a call back is used as it is."""
+    sent = make_request(attempt=2, ready_at_s=1_990.0, arrival_s=1_950.0, slo_s=60.0, t_slo_s=-7.0)
+    assert make_intake().read(make_record(encode(sent))) == sent
+
+
+def test_a_further_attempt_claims_no_more_than_a_first_one_could():
+    """Whoever writes it, no call of a query that never was so old gets before all others."""
+    claims = {"attempt": 1, "ready_at_s": 0.0, "arrival_s": 0.0, "slo_s": 60.0, "t_slo_s": -1e15}
+    intake = make_intake(max_query_age_s=100.0)
+    call = intake.read(make_record(encode(make_request(**claims))))
+    assert isinstance(call, StageRequest)
+    assert (call.ready_at_s, call.arrival_s, call.t_slo_s) == (1_900.0, 1_800.0, -100.0)
+    claims |= {"ready_at_s": 1e14, "arrival_s": 1e14, "t_slo_s": 1e14}
+    call = intake.read(make_record(encode(make_request(**claims))))
+    assert isinstance(call, StageRequest)
+    assert (call.ready_at_s, call.arrival_s, call.t_slo_s) == (2_000.0, 2_000.0, 60.0)
+
+
 def test_a_call_is_ready_when_the_broker_took_it():
     """Append times become mesh time, also at another time scale."""
     call = make_intake().read(make_record(encode(make_request())))
