@@ -29,7 +29,7 @@ async def test_every_query_ends_once_whatever_is_killed(tmp_path: Path):
     """A worker and a dispatcher die with calls in flight and Redis is wiped: nothing is lost."""
     plan = ChaosPlan(
         seed=3,
-        num_queries=12,
+        num_queries=30,
         kinds=parse_kinds(",".join(SHORT)),
         short=True,
         fleet="hetero-1",
@@ -42,7 +42,7 @@ async def test_every_query_ends_once_whatever_is_killed(tmp_path: Path):
     )
     result: ChaosResult = await chaos(plan, lambda _: None, asyncio.Event())
     found = result.audit
-    assert found.queries["submitted"] == found.queries["completed"] == 12
+    assert found.queries["submitted"] == found.queries["completed"] == 30
     assert found.holds
     assert result.unexpected == ()
     assert {effect.fault.split()[0] for effect in found.effects} == set(SHORT)
