@@ -75,6 +75,11 @@ class OpenCall:
         return (self.request.request_id, self.request.attempt)
 
     @property
+    def cancelled_by(self) -> tuple[str, ...]:
+        """What a tombstone that ends the call may name: its query, or the call itself."""
+        return (self.request.effective_query_id, self.request.request_id)
+
+    @property
     def group(self) -> GroupKey:
         """Calls of one group have the same instances to choose from, context length apart."""
         return (self.request.model, self.request.needs.features)
@@ -91,7 +96,7 @@ class CallBook:
         self._open: dict[CallKey, OpenCall] = {}
         self._waiting: dict[CallKey, OpenCall] = {}
         self._groups: dict[GroupKey, dict[CallKey, OpenCall]] = {}
-        self._of_query: dict[str, set[CallKey]] = {}
+        self._of: dict[str, set[CallKey]] = {}  # by query, and by request id
         self._ended: OrderedDict[CallKey, None] = OrderedDict()
         self._remembered = remembered
         self.waiting_bytes = 0
@@ -122,7 +127,8 @@ class CallBook:
                 origin.finish()
             return False
         self._open[key] = call
-        self._of_query.setdefault(call.request.effective_query_id, set()).add(key)
+        for one_id in call.cancelled_by:
+            self._of.setdefault(one_id, set()).add(key)
         self._wait(call)
         return True
 
@@ -142,9 +148,9 @@ class CallBook:
         """Return the call that came to wait last."""
         return self._waiting[next(reversed(self._waiting))]
 
-    def waiting_of_query(self, query_id: str) -> list[OpenCall]:
-        """Return the waiting calls of a query."""
-        keys = self._of_query.get(query_id, set())
+    def waiting_of(self, one_id: str) -> list[OpenCall]:
+        """Return the waiting calls of a query, or the attempts of one call."""
+        keys = self._of.get(one_id, set())
         return [self._waiting[key] for key in sorted(keys) if key in self._waiting]
 
     def begin_publish(self, call: OpenCall) -> None:
@@ -215,9 +221,9 @@ class CallBook:
     def _forget(self, call: OpenCall) -> None:
         self._unwait(call)
         self._open.pop(call.key, None)
-        query_id = call.request.effective_query_id
-        keys = self._of_query.get(query_id)
-        if keys is not None:
-            keys.discard(call.key)
-            if not keys:
-                del self._of_query[query_id]
+        for one_id in call.cancelled_by:
+            keys = self._of.get(one_id)
+            if keys is not None:
+                keys.discard(call.key)
+                if not keys:
+                    del self._of[one_id]

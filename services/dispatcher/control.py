@@ -109,10 +109,9 @@ class Cancellations:
             del self._until_s[next(iter(self._until_s))]
         return True
 
-    def check(self, query_id: str, now_s: float) -> None:
-        """Note that a call of the query has come to wait: if cancelled, it is due to end."""
-        if self._until_s.get(query_id, -1.0) >= now_s:
-            self._due.add(query_id)
+    def check(self, now_s: float, *ids: str) -> None:
+        """Note that a call has come to wait: if it or its query is cancelled, it is due to end."""
+        self._due.update(one for one in ids if self._until_s.get(one, -1.0) >= now_s)
 
     def take_due(self) -> list[str]:
         """Return the queries whose waiting calls have to end now, each once."""

@@ -212,7 +212,9 @@ class Dispatcher:
         size_bytes = len(record.value or b"")
         now_s = self._clock.monotonic_s()
         if self._book.add(OpenCall(found, origin, size_bytes, now_s, traceparent(record))):
-            self._cancellations.check(found.effective_query_id, self._clock.now_s())
+            self._cancellations.check(
+                self._clock.now_s(), found.effective_query_id, found.request_id
+            )
             self._wake.set()
         else:
             self._metrics.duplicates.add(topic=STAGE_REQUESTS)

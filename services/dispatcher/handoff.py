@@ -173,7 +173,9 @@ class Handoff:
         request = binding.call.request
         binding.own.release(binding.call.key)
         if self._book.put_back(binding.call):
-            self._cancellations.check(request.effective_query_id, self._clock.now_s())
+            self._cancellations.check(
+                self._clock.now_s(), request.effective_query_id, request.request_id
+            )
         self._wake()
 
     async def _end(self, call: OpenCall, verdict: Verdict) -> None:

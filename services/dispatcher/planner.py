@@ -86,8 +86,8 @@ class Planner:
     def decide(self) -> Decisions:
         """Decide for all waiting calls; those named in the result no longer wait."""
         decisions = Decisions(bindings=[], verdicts=[])
-        for query_id in self._cancellations.take_due():
-            for call in self._book.waiting_of_query(query_id):
+        for one_id in self._cancellations.take_due():
+            for call in self._book.waiting_of(one_id):
                 self._refuse(call, CANCELLED, decisions)
         for group in self._book.groups():
             self._decide_group(group, decisions)

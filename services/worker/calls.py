@@ -176,6 +176,11 @@ class CallBook:
         """Return the held calls of a query."""
         return [self._held[request_id] for request_id in sorted(self._by_query.get(query_id, ()))]
 
+    def cancelled_by(self, one_id: str) -> list[HeldCall]:
+        """Return the held calls that a tombstone ends: all of a query, or the call of that id."""
+        held = self._held.get(one_id)
+        return self.of_query(one_id) or ([held] if held is not None else [])
+
     def account(self, offset: int) -> None:
         """Note that a record is contained in the sums (or needs not be)."""
         self.accounted_offset = max(self.accounted_offset, offset)

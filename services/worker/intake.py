@@ -125,7 +125,7 @@ class Intake:
     def _may_wait(self, held: HeldCall) -> bool:
         """Return whether the call waits; else its end is under way."""
         life = self._life
-        tombstone = life.tombstones.find(held.query_id)
+        tombstone = life.tombstones.find(held.query_id, held.request_id)
         if tombstone is not None:
             self._end(held, Verdict(kind="cancelled", reason="cancelled", detail=tombstone.reason))
             return False

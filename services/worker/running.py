@@ -257,7 +257,7 @@ class Runner:
 
     async def _settle(self, held: HeldCall, result: Finished | Failed) -> None:
         life = self._life
-        tombstone = life.tombstones.find(held.query_id)
+        tombstone = life.tombstones.find(held.query_id, held.request_id)
         if tombstone is not None:
             verdict = Verdict(kind="cancelled", reason="cancelled", detail=tombstone.reason)
         elif isinstance(result, Finished):

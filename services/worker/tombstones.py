@@ -44,9 +44,10 @@ class Tombstones:
                 del self._cancelled[next(iter(self._cancelled))]
         return tombstone.query_id
 
-    def find(self, query_id: str) -> CancelQuery | None:
-        """Return the tombstone of a query, or None."""
-        return self._cancelled.get(query_id)
+    def find(self, *ids: str) -> CancelQuery | None:
+        """Return the tombstone of one of these queries or calls, or None."""
+        found = (self._cancelled.get(one) for one in ids)
+        return next((tombstone for tombstone in found if tombstone is not None), None)
 
     def prune(self, now_s: float) -> None:
         """Forget tombstones that have expired."""

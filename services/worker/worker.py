@@ -301,7 +301,7 @@ class Worker:
         verdict = Verdict(
             kind="cancelled", reason="cancelled", detail=tombstone.reason if tombstone else ""
         )
-        for held in life.book.of_query(query_id):
+        for held in life.book.cancelled_by(query_id):
             if held.place is Place.RUNNING:
                 cut_off(held, Cut.CANCELLED)
             elif held.place is Place.WAITING:

@@ -30,6 +30,7 @@ MAX_DETAIL = 500
 """Longest `detail` that is written, characters: it may quote what a producer sent."""
 
 OutcomeKind = Literal["completed", "failed", "rejected", "evicted", "cancelled"]
+QueryKind = Literal["completed", "unanswered", "failed", "rejected", "evicted", "cancelled"]
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
@@ -494,7 +495,7 @@ class CancelQuery(Message, frozen=True, kw_only=True, tag="cancel_query"):
     """A tombstone on `cancellations` (key: query_id): every call of the query is cancelled.
 
     Attributes:
-        query_id: The query.
+        query_id: The query; or a call's request_id, which cancels that call alone.
         until_s: How long the tombstone matters (deadline plus grace), mesh clock.
         reason: Who or what cancelled, for people.
     """
@@ -534,6 +535,154 @@ class DeadLetter(Message, frozen=True, kw_only=True, tag="dead_letter"):
     at_s: Seconds = 0.0
 
 
+class QueryRequest(Message, frozen=True, kw_only=True, tag="query_request"):
+    """A question for an agent, on `queries` (key: query_id).
+
+    It arrives when the broker takes it. The agent that owns its partition drives the workflow's
+    calls through the mesh and ends it with exactly one `query_result`.
+
+    Attributes:
+        query_id: Unique per question, and the same when the question is sent again: a question
+            sent twice is answered once, as far as agents remember.
+        workflow: Name of a workflow that the agents know.
+        question: What is asked.
+        database: Name of a database that the agents know; empty: their only one.
+        hint: Further knowledge that belongs to the question; empty: none.
+        inputs: Further named inputs of other workflows.
+        tenant: Who asks.
+        model: Model that answers; empty: the agents' default.
+        slo_s: Deadline relative to arrival, seconds; None: the workflow's default.
+        max_rows: Most rows wanted; 0: the agents' default.
+        events: Whether progress is wanted while it runs (`query_event`s in the state store).
+        reply_to: Where the result goes.
+    """
+
+    query_id: Id
+    workflow: Name = "text2sql"
+    question: Annotated[str, Meta(min_length=1, max_length=100_000)]
+    database: Annotated[str, Meta(max_length=128)] = ""
+    hint: Annotated[str, Meta(max_length=100_000)] = ""
+    inputs: dict[str, Any] = {}
+    tenant: Name = "default"
+    model: Annotated[str, Meta(max_length=128)] = ""
+    slo_s: Annotated[float, Meta(gt=0, le=1e9)] | None = None
+    max_rows: Count = 0
+    events: bool = False
+    reply_to: ReplyTo = ReplyTo(topic="query-results")
+
+
+class SqlAttempt(msgspec.Struct, frozen=True, kw_only=True):
+    """One statement that an agent considered.
+
+    Attributes:
+        candidate: Index of the candidate it belongs to.
+        round: 0 for the first version, then the round of correction.
+        sql: The statement; empty where none could be read from the model's answer.
+        verdict: `ok`, `empty`, `error`, `refused` (not safe), `timeout` or `unreadable`.
+        detail: What was wrong, for people.
+        num_rows: Rows it returned.
+        database_s: Time it took in the database, seconds.
+    """
+
+    candidate: Count = 0
+    round: Count = 0
+    sql: str = ""
+    verdict: str
+    detail: str = ""
+    num_rows: Count = 0
+    database_s: Seconds = 0.0
+
+
+class QueryCall(msgspec.Struct, frozen=True, kw_only=True):
+    """One LLM call of a query: what became of it, without text.
+
+    Attributes:
+        request_id: The call.
+        stage: Stage name.
+        iteration: Occurrence of the stage.
+        sibling: Index among parallel calls.
+        siblings: Number of parallel calls.
+        parents: Request ids waited for.
+        kind: How it ended.
+        reason: Constant word for anything but completed.
+        instance_id: Where it ran.
+        think_s: Time the agent spent before it, seconds.
+        usage: Token counts.
+        times: What happened when.
+        prefix: Prefix chain it was sent with.
+    """
+
+    request_id: Id
+    stage: Name
+    iteration: Count = 0
+    sibling: Count = 0
+    siblings: Annotated[int, Meta(ge=1)] = 1
+    parents: tuple[Id, ...] = ()
+    kind: OutcomeKind
+    reason: str = ""
+    instance_id: str = ""
+    think_s: Seconds = 0.0
+    usage: Usage = Usage()
+    times: CallTimes = CallTimes()
+    prefix: tuple[PrefixPart, ...] = ()
+
+
+class QueryResult(Message, frozen=True, kw_only=True, tag="query_result"):
+    """The end of a question, on its reply partition of `query-results`.
+
+    At-least-once: a question's result is the record with the lowest offset in the reply partition
+    that carries its query_id; readers drop later ones.
+
+    Attributes:
+        query_id: The question.
+        workflow: Its workflow.
+        kind: completed; unanswered (the model gave nothing usable, see `attempts`); failed,
+            rejected, evicted or cancelled as for calls.
+        reason: Constant word for anything but completed.
+        detail: One sentence for people.
+        answer: Text of the answer, where the workflow gives one.
+        sql: The statement that was chosen.
+        columns: Names of the result's columns.
+        rows: Its rows; numbers, text, booleans and null.
+        is_truncated: Whether there were more rows, or more bytes, than allowed.
+        attempts: Every statement considered, in order.
+        outputs: Named outputs of other workflows.
+        calls: Every LLM call, in order of their stages.
+        tenant: Who asked.
+        model: Model that was asked.
+        database: Where it was answered.
+        arrival_s: When the question arrived, mesh clock.
+        started_at_s: When an agent began with it, mesh clock.
+        finished_at_s: When it ended, mesh clock.
+        slo_s: Its deadline relative to arrival, seconds; 0 when it was never read.
+        database_s: Time spent in the database, seconds.
+        agent_id: Who drove it.
+    """
+
+    query_id: Id
+    workflow: Name = "text2sql"
+    kind: QueryKind
+    reason: str = ""
+    detail: str = ""
+    answer: str = ""
+    sql: str = ""
+    columns: tuple[str, ...] = ()
+    rows: tuple[tuple[Any, ...], ...] = ()
+    is_truncated: bool = False
+    attempts: tuple[SqlAttempt, ...] = ()
+    outputs: dict[str, Any] = {}
+    calls: tuple[QueryCall, ...] = ()
+    tenant: Name = "default"
+    model: str = ""
+    database: str = ""
+    arrival_s: Finite = 0.0
+    started_at_s: Finite = 0.0
+    finished_at_s: Finite = 0.0
+    slo_s: Seconds = 0.0
+    database_s: Seconds = 0.0
+    agent_id: str = ""
+
+
 ControlMessage = AlphaUpdate | WorkflowProfile | SpeedUpdate
 ALL_MESSAGES: tuple[type[Message], ...] = (
     StageRequest,
@@ -547,4 +696,6 @@ ALL_MESSAGES: tuple[type[Message], ...] = (
     SpeedUpdate,
     CancelQuery,
     DeadLetter,
+    QueryRequest,
+    QueryResult,
 )

@@ -423,6 +423,20 @@ async def test_a_call_of_a_cancelled_query_ends_cancelled(mesh: Mesh):
     assert await mesh.bound() == []
 
 
+async def test_a_tombstone_that_names_a_call_spares_its_siblings(mesh: Mesh):
+    """One call of a query is cancelled alone; the query's other calls go on."""
+    await mesh.instance()
+    until_s = mesh.clock.now_s() + 100
+    await mesh.publish(CANCELLATIONS, CancelQuery(query_id="r1", until_s=until_s), key="r1")
+    async with mesh.running():
+        await mesh.submit(make_request("r1", query_id="q"))
+        await mesh.submit(make_request("r2", query_id="q"))
+        (outcome,) = await mesh.until(lambda: _outcomes(mesh, 1))
+        (call,) = await mesh.until(lambda: _received(mesh.instances["a"], 1))
+    assert (outcome.request_id, outcome.kind) == ("r1", "cancelled")
+    assert call.request.request_id == "r2"
+
+
 async def test_features_and_adapters_choose_the_instances(mesh: Mesh):
     """An adapter is served by an instance that offers it, in the pool of its base model."""
     await mesh.instance("plain")

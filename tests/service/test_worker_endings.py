@@ -65,6 +65,26 @@ async def test_running_call_is_cancelled(bench: Bench) -> None:
     assert bench.engine.kv_used_tokens() == 0
 
 
+async def test_a_tombstone_that_names_a_call_spares_its_siblings(bench: Bench) -> None:
+    """One call of a query is cancelled alone: waiting, running, or not there yet."""
+    bench.engine.hang()
+    async with bench.worker(altered(capacity=2)):
+        await bench.cancel("early")
+        await bench.send(*(bound_call(name, query_id="q") for name in ("a", "b", "c", "early")))
+        await bench.running(2)
+        await bench.cancel("a")
+        await bench.cancel("c")
+        await bench.outcomes_once(3)
+        bench.engine.recover()
+        outcomes = await bench.outcomes_once(4)
+    assert {o.request_id: o.kind for o in outcomes} == {
+        "a": "cancelled",
+        "b": "completed",
+        "c": "cancelled",
+        "early": "cancelled",
+    }
+
+
 async def test_tombstone_that_came_before_its_call(bench: Bench) -> None:
     """A call of a query that was cancelled before the worker even started never runs."""
     await bench.cancel("q")

@@ -58,14 +58,14 @@ def test_a_tombstone_holds_until_it_runs_out():
     assert cancelled.add(CancelQuery(query_id="q", until_s=50.0), 10.0)
     assert cancelled.take_due() == ["q"]
     assert cancelled.take_due() == []
-    cancelled.check("q", 49.0)
+    cancelled.check(49.0, "q")
     assert cancelled.take_due() == ["q"]
-    cancelled.check("q", 51.0)
-    cancelled.check("other", 20.0)
+    cancelled.check(51.0, "q")
+    cancelled.check(20.0, "other")
     assert cancelled.take_due() == []
     assert not cancelled.add(CancelQuery(query_id="late", until_s=5.0), 10.0)
     cancelled.forget_expired(51.0)
-    cancelled.check("q", 49.0)
+    cancelled.check(49.0, "q")
     assert cancelled.take_due() == []
 
 
@@ -75,5 +75,15 @@ def test_a_later_tombstone_never_shortens_an_earlier_one():
     cancelled.add(CancelQuery(query_id="q", until_s=50.0), 0.0)
     cancelled.add(CancelQuery(query_id="q", until_s=20.0), 0.0)
     cancelled.take_due()
-    cancelled.check("q", 40.0)
+    cancelled.check(40.0, "q")
     assert cancelled.take_due() == ["q"]
+
+
+def test_a_tombstone_may_name_a_call_instead_of_its_query():
+    """A call that comes to wait is due to end when its own id is cancelled."""
+    cancelled = Cancellations()
+    cancelled.add(CancelQuery(query_id="call", until_s=50.0), 0.0)
+    cancelled.take_due()
+    cancelled.check(40.0, "query", "call")
+    cancelled.check(40.0, "query", "sibling")
+    assert cancelled.take_due() == ["call"]
