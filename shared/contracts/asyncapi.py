@@ -17,6 +17,8 @@ from shared.contracts.messages import (
     InstanceState,
     LatencyEvent,
     Message,
+    QueryRequest,
+    QueryResult,
     RecoveryProbe,
     SpeedUpdate,
     StageRequest,
@@ -29,6 +31,8 @@ from shared.contracts.topics import (
     INSTANCE_PREFIX,
     INSTANCE_STATES,
     LATENCY_EVENTS,
+    QUERIES,
+    QUERY_RESULTS,
     STAGE_REQUESTS,
     STAGE_RESULTS,
     Topics,
@@ -82,6 +86,24 @@ _CHANNELS: tuple[tuple[str, str, str, tuple[type[Message], ...]], ...] = (
         "query_id",
         "Tombstones: every call of the query is cancelled until `until_s`.",
         (CancelQuery,),
+    ),
+    (
+        QUERIES,
+        "query_id",
+        (
+            "One message is one question. The agent that owns the partition drives its workflow "
+            "and ends it with one result."
+        ),
+        (QueryRequest,),
+    ),
+    (
+        QUERY_RESULTS,
+        "query_id; the partition is the question's reply_to.partition",
+        (
+            "At-least-once. The result of a question is the record with the lowest offset in its "
+            "reply partition that carries its query_id: take the first, drop later ones."
+        ),
+        (QueryResult,),
     ),
     (
         DEAD_LETTERS,
@@ -159,6 +181,8 @@ def document(version: str, topics: Topics | None = None) -> dict[str, Any]:
         (STAGE_REQUESTS, "receive", "submitCall"),
         (STAGE_RESULTS, "send", "publishOutcome"),
         (CANCELLATIONS, "receive", "cancelQuery"),
+        (QUERIES, "receive", "ask"),
+        (QUERY_RESULTS, "send", "answer"),
     ):
         operations[name] = {
             "action": action,

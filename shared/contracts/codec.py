@@ -14,9 +14,12 @@ from shared.contracts.messages import (
     BoundCall,
     CallOutcome,
     Message,
+    QueryRequest,
+    QueryResult,
     ReplyTo,
     StageRequest,
 )
+from shared.contracts.topics import QUERY_RESULTS
 from shared.errors import ContractError, FutureVersion
 
 CONTENT_TYPE = "application/msgpack"
@@ -99,6 +102,10 @@ def _free_form(message: Message) -> list[Any]:
         return [message.sampling, message.extra, *(message.messages or ())]
     if isinstance(message, CallOutcome) and message.message is not None:
         return [message.message]
+    if isinstance(message, QueryRequest):
+        return [message.inputs]
+    if isinstance(message, QueryResult):
+        return [message.outputs, *map(list, message.rows)]
     return []
 
 
@@ -198,6 +205,26 @@ def return_address(raw: bytes) -> ReturnAddress | None:
         reply_to=_readable_reply_to(call.get("reply_to")),
         attempt=attempt if type(attempt) is int and 0 <= attempt <= 1_000 else 0,
     )
+
+
+def query_return_address(raw: bytes) -> ReturnAddress | None:
+    """Return where to send a refusal of an undecodable question, as far as the bytes tell.
+
+    Returns:
+        None when not even the query_id can be read; both ids are the question's.
+    """
+    try:
+        fields = _unpack(raw)
+    except ContractError:
+        return None
+    query_id = fields.get("query_id")
+    if not _is_id(query_id):
+        return None
+    try:
+        reply_to = msgspec.convert(fields.get("reply_to"), ReplyTo)
+    except msgspec.ValidationError:
+        reply_to = ReplyTo(topic=QUERY_RESULTS)
+    return ReturnAddress(request_id=query_id, query_id=query_id, reply_to=reply_to, attempt=0)
 
 
 def _readable_reply_to(value: object) -> ReplyTo:
