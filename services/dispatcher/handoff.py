@@ -214,6 +214,10 @@ class Handoff:
                 t_comp_s=_bounded(assignment.cost.t_comp_s),
                 alpha=assignment.choice.alpha,
                 beta_s2=None if beta_s2 is None else _bounded(beta_s2),
+                others={
+                    instance_id: (_bounded(backlog_s), _bounded(t_comp_s))
+                    for instance_id, (backlog_s, t_comp_s) in assignment.others.items()
+                },
             ),
             dispatched_at_s=max(0.0, self._clock.now_s()),
             dispatcher_id=self._params.dispatcher_id,

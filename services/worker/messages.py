@@ -149,4 +149,5 @@ def latency_event_of(held: HeldCall, outcome: CallOutcome) -> LatencyEvent:
         expected_cached_tokens=call.expected_cached_tokens,
         alpha=call.terms.alpha,
         prompt_bytes=request.prompt_bytes or 0,
+        terms=call.terms,
     )

@@ -184,6 +184,8 @@ class ScoreTerms(msgspec.Struct, frozen=True, kw_only=True):
         beta_s2: β in force, seconds squared, or None.
         t_queue_s: The instance's queue term, seconds.
         t_comp_s: The call's expected service time there, seconds.
+        others: The instances that were not chosen, those that looked quickest: instance_id ->
+            (work bound to it, the call's expected service time there), seconds.
     """
 
     policy: Name
@@ -192,6 +194,7 @@ class ScoreTerms(msgspec.Struct, frozen=True, kw_only=True):
     t_comp_s: Finite
     alpha: Finite | None = None
     beta_s2: Finite | None = None
+    others: dict[str, tuple[Finite, Finite]] = {}
 
 
 class BoundCall(Message, frozen=True, kw_only=True, tag="bound_call"):
@@ -331,6 +334,7 @@ class LatencyEvent(Message, frozen=True, kw_only=True, tag="latency_event"):
         expected_cached_tokens: Cached tokens expected, tokens.
         alpha: α in force when it was dispatched.
         prompt_bytes: Size of the prompt's text, bytes; 0 for a stand-in.
+        terms: Why the instance was chosen.
     """
 
     request_id: Id
@@ -359,6 +363,7 @@ class LatencyEvent(Message, frozen=True, kw_only=True, tag="latency_event"):
     expected_cached_tokens: Tokens = 0
     alpha: Finite | None = None
     prompt_bytes: Count = 0
+    terms: ScoreTerms | None = None
 
 
 InstancePhase = Literal["begin", "serving", "draining", "gone"]

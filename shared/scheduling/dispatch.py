@@ -11,6 +11,7 @@ Source: HexGen-Flow (arXiv 2505.05286), workload-balanced dispatching.
 """
 
 import hashlib
+import heapq
 from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
@@ -21,6 +22,7 @@ from shared.scheduling.policy import Choice, Cost, InstanceView, Policy, Waiting
 from shared.scheduling.prefix import PrefixCacheModel
 
 T_QUEUE_FLOOR_S = 0.05
+MAX_EXPLAINED = 4
 
 
 def flow_score(alpha: float, beta_s2: float, t_queue_s: float, t_comp_s: float) -> float:
@@ -103,12 +105,14 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True):
         choice: The instance and the numbers behind the choice.
         cost: Expected cost there.
         queue_score: Position in the instance's queue, smallest first.
+        others: The other instances that looked quickest: instance_id -> (backlog, t_comp), seconds.
     """
 
     call: WaitingCall
     choice: Choice
     cost: Cost
     queue_score: float
+    others: dict[str, tuple[float, float]] = {}
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -183,14 +187,30 @@ def plan(
             result.unassigned.append(call)
             continue
         cost = costs[choice.instance_id]
+        others = _runners_up(choice.instance_id, eligible, costs)
         current[choice.instance_id] = _with_call(current[choice.instance_id], cost)
         if choice.instance_id in prefixes:
             prefixes[choice.instance_id].touch(call.prefix)
         score = policy.queue_score(call, cost.t_comp_s)
         result.assignments.append(
-            Assignment(call=call, choice=choice, cost=cost, queue_score=score)
+            Assignment(call=call, choice=choice, cost=cost, queue_score=score, others=others)
         )
     return result
+
+
+def _runners_up(
+    chosen: str, eligible: Sequence[InstanceView], costs: Mapping[str, Cost]
+) -> dict[str, tuple[float, float]]:
+    """Return what the quickest instances not chosen had to offer, for the explanation."""
+    offers = (
+        (view.backlog_s + costs[view.spec.instance_id].t_comp_s, view.spec.instance_id, view)
+        for view in eligible
+        if view.spec.instance_id != chosen
+    )
+    return {
+        instance_id: (view.backlog_s, costs[instance_id].t_comp_s)
+        for _, instance_id, view in heapq.nsmallest(MAX_EXPLAINED, offers)
+    }
 
 
 def _preferred(call: WaitingCall, eligible: list[InstanceView]) -> list[InstanceView]:

@@ -148,6 +148,7 @@ SAMPLES: tuple[Message, ...] = (
         predicted_output_tokens=29.5,
         expected_cached_tokens=256,
         prompt_bytes=4_400,
+        terms=TERMS,
         alpha=0.1,
     ),
     InstanceState(

@@ -189,3 +189,13 @@ def test_plan_conserves_calls(models: list[str], wanted: list[str]) -> None:
     ids += [call.request_id for call, _ in result.rejections]
     ids += [call.request_id for call in result.unassigned]
     assert sorted(ids) == sorted(call.request_id for call in calls)
+
+
+def test_an_assignment_names_what_else_looked_quick() -> None:
+    """The instances not chosen are told with their backlog and the call's cost there, at most 4."""
+    views = [make_view(f"i{number}", backlog_s=float(number)) for number in range(7)]
+    result = plan(make_policy("hexgen-flow", 0.1), [make_call("r")], views, {}, 0.0)
+    (assignment,) = result.assignments
+    assert assignment.choice.instance_id == "i0"
+    assert list(assignment.others) == ["i1", "i2", "i3", "i4"]
+    assert assignment.others["i3"] == (3.0, assignment.cost.t_comp_s)
