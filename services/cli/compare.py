@@ -91,6 +91,7 @@ def command(
         float, typer.Option(min=0, max=0.9, help="Share of queries not measured, to the last.")
     ] = 0.1,
     slo_scales: options.ScalesOption = "",
+    slo_base: options.SloBaseOption = "own",
     oracle: options.OracleOption = False,
     dispatchers: options.DispatchersOption = 1,
     state_delay: options.StateDelayOption = 0.0,
@@ -121,6 +122,7 @@ def command(
         fleets=fleets,
         num_queries=queries,
         slo_scales=parse_scales(slo_scales),
+        slo_base=options.parse_slo_base(slo_base),
         window=Window(warm_up=warm_up, cool_down=cool_down),
         mesh=options.mesh_model(
             oracle=oracle,

@@ -72,6 +72,7 @@ def command(
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Equal seeds give equal runs.")] = 0,
     slo_scales: options.ScalesOption = "",
+    slo_base: options.SloBaseOption = "own",
     arrivals: Annotated[
         str,
         typer.Option(help="poisson, bursty, step, recorded, gamma:CV or step:RATExSECONDS,..."),
@@ -120,6 +121,7 @@ def command(
         fleets=options.load_fleets(fleet, prefix_caching=prefix_caching),
         num_queries=queries,
         slo_scales=parse_scales(slo_scales),
+        slo_base=options.parse_slo_base(slo_base),
         window=Window(warm_up=warm_up, cool_down=cool_down),
         mesh=options.mesh_model(
             oracle=oracle,
@@ -160,7 +162,9 @@ def run(
         seed=seed,
         capacity_qps=capacity_qps,
         window=setup.window,
-        measured=measure(result, isolated_s, setup.window),
+        measured=measure(
+            result, isolated_s, setup.window, [query.tenant for query in scenario.queries]
+        ),
         num_queries=len(result.arrival_s),
         num_calls=len(result.call_query),
     )

@@ -195,6 +195,7 @@ def test_processes_give_what_one_process_gives(trace: str):
         (["simulate", "--generate", "natural", "--rate", "0"], "above 0"),
         (["simulate", "--generate", "natural", "--rate", "1,2"], "one rate"),
         (["simulate", "--generate", "natural", "--slo-scales", "3,0"], "above 0"),
+        (["simulate", "--generate", "natural", "--slo-base", "median"], "own or mean"),
         (["simulate", "--generate", "natural", "--arrivals", "tides"], "tides"),
         (["simulate", "--generate", "natural", "--arrivals", "recorded"], "no arrivals"),
         (["simulate", "--generate", "natural", "--calls"], "--json"),

@@ -91,6 +91,7 @@ class Workbench:
             SimulationFault: A run broke an invariant: a defect of the simulator.
         """
         queries, isolated_s = self.workload(job)
+        tenants = [query.tenant for query in queries]
         rows = []
         for budget, variants in groupby(job.variants, key=lambda variant: variant.token_budget):
             scenarios = [self.scenario(job.cell, queries, one) for one in variants]
@@ -106,7 +107,7 @@ class Workbench:
                             policy=scenario.policy, alpha=scenario.alpha, token_budget=budget
                         ),
                         slo_scale=job.slo_scale,
-                        measured=measure(result, isolated_s, self._setup.window),
+                        measured=measure(result, isolated_s, self._setup.window, tenants),
                     )
                 )
         return rows
@@ -114,7 +115,7 @@ class Workbench:
     def simulate(
         self, cell: Cell, seed: int, variant: Variant
     ) -> tuple[RunResult, Scenario, Floats]:
-        """Return one whole run, what was run, and what its queries take alone, seconds."""
+        """Return one whole run, what was run, and the isolated times of its queries, seconds."""
         queries, isolated_s = self.workload(Job(cell=cell, seed=seed, variants=(variant,)))
         scenario = self.scenario(cell, queries, variant)
         result = sweep([scenario], core=self._core)[0]
@@ -122,7 +123,7 @@ class Workbench:
         return result, scenario, isolated_s
 
     def workload(self, job: Job) -> tuple[tuple[TraceQuery, ...], Floats]:
-        """Return a job's queries and what each takes alone, seconds."""
+        """Return a job's queries and the isolated times their SLOs are multiples of, seconds."""
         setting, setup = job.cell.setting, self._setup
         recorded = setup.traces[setting.trace]
         pool = self._pool(setting.trace, setting.fleet)
@@ -157,7 +158,7 @@ class Workbench:
         )
 
     def _pool(self, trace: str, fleet: str) -> tuple[TraceQuery, ...]:
-        """Return a trace's queries with their isolated time on a fleet as SLO."""
+        """Return a trace's queries with the isolated time they are held to as SLO."""
         found = self._alone.get((trace, fleet))
         if found is None:
             recorded = self._setup.traces[trace]
@@ -173,8 +174,16 @@ class Workbench:
                 msgspec.structs.replace(query, arrival_s=arrival_s)
                 for query, arrival_s in zip(found, kept, strict=True)
             )
+            if self._setup.slo_base == "mean":
+                found = with_mean_slo(found)
             self._alone[trace, fleet] = found
         return found
+
+
+def with_mean_slo(queries: Sequence[TraceQuery]) -> tuple[TraceQuery, ...]:
+    """Return the queries, all with the mean of their SLOs."""
+    mean_s = sum(query.slo_s or 0.0 for query in queries) / len(queries)
+    return tuple(msgspec.structs.replace(query, slo_s=mean_s) for query in queries)
 
 
 def draw_order(num_recorded: int, num_queries: int | None, seed: int) -> list[int]:

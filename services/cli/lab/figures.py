@@ -90,7 +90,8 @@ def limits_figure(found: Comparison, setting: Setting) -> Figure:
     for target, shift, alpha in zip(TARGETS, (0.17, -0.17), (1.0, 0.45), strict=True):
         values = [interval(found.scales[setting, one][target]) for one in contenders]
         draw_bars(scales, places + shift, values, colours, 0.32, alpha=alpha)
-    scales.set_xlabel("multiple of a query's isolated time")
+    whose = "a query's" if found.plan.setup.slo_base == "own" else "the mean"
+    scales.set_xlabel(f"multiple of {whose} isolated time")
     scales.set_title(
         f"Tightest SLO met by {TARGETS[0]:.0%} (full) and {TARGETS[1]:.0%} (pale) "
         f"at {found.focus_qps[setting]:.3g} queries/s",

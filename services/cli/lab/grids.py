@@ -11,6 +11,7 @@ from services.cli.lab.intervals import Interval, interval, ratio_interval
 from services.cli.lab.setting import Cell, Setting
 from services.cli.lab.tightest import TARGETS
 
+MAX_TENANTS = 10
 _INTERVAL = re.compile(r" ± [\d.,]+")
 
 Text = Callable[[Interval], str]
@@ -77,6 +78,7 @@ def grids_of(found: Comparison, setting: Setting) -> list[Grid]:
         load_grid(found, setting, "p95_s", "P95 end-to-end time, seconds, by load", _seconds),
         ratio_grid(found, setting),
         load_grid(found, setting, "attainment", "% of queries within their SLO, by load", _percent),
+        tenants_grid(found, setting),
         parameters_grid(found, setting),
     ]
 
@@ -119,7 +121,7 @@ def limits_grid(found: Comparison, setting: Setting) -> Grid:
             f"Sustained: up to this rate {TARGET:.0%} are answered within their SLO, interpolated "
             f"between the rates simulated. The first gets: {first.label}'s sustained rate over "
             "this one. The tightest SLO is the "
-            "smallest multiple of a query's isolated time that this share of queries meets at "
+            f"smallest multiple of {_alone(found)} that this share of queries meets at "
             f"{focus:.3g} queries/s ({focus / capacity:.0%} of the upper bound), the highest rate "
             f"at which {first.label} attains {TARGET:.0%}. ± is the 95% confidence interval over "
             f"{len(found.plan.seeds)} seeds; ratios are paired by seed."
@@ -160,6 +162,30 @@ def ratio_grid(found: Comparison, setting: Setting) -> Grid:
         columns=_load_columns(found, setting),
         rows=tuple(rows),
         note=f"Above 1: {first.label} is faster. Geometric means of pairs with the same seed.",
+    )
+
+
+def tenants_grid(found: Comparison, setting: Setting) -> Grid:
+    """Return each tenant's attainment at the focus rate; no rows for one tenant or very many."""
+    rate_qps = found.focus_qps[setting]
+    cell = Cell(setting=setting, rate_qps=rate_qps)
+    per_contender = {
+        one: [row.measured.tenants for row in found.rows(cell, one)] for one in found.contenders()
+    }
+    names = sorted(
+        {name for seen in per_contender.values() for one in seen for name in one}, key=_natural
+    )
+    rows = [
+        (
+            contender.label,
+            *(_percent(interval([one.get(name, math.nan) for one in seen])) for name in names),
+        )
+        for contender, seen in per_contender.items()
+    ]
+    return Grid(
+        title=f"% of queries within their SLO at {rate_qps:.3g} queries/s, by tenant",
+        columns=("policy", *names),
+        rows=tuple(rows) if 1 < len(names) <= MAX_TENANTS else (),
     )
 
 
@@ -213,6 +239,17 @@ def gain_text(found: Comparison, setting: Setting, first: Contender, other: Cont
     clipped = [rates[0] if is_low else v for v, is_low in zip(values, low, strict=True)]
     ratio = ratio_interval(found.sustained_qps(setting, first), clipped)
     return f"{'≥ ' * (any(low) or any(own_high))}{'≤ ' * any(high)}{ratio_text(ratio)}"
+
+
+def _alone(found: Comparison) -> str:
+    is_own = found.plan.setup.slo_base == "own"
+    return "a query's isolated time" if is_own else "the mean isolated time"
+
+
+def _natural(name: str) -> list[tuple[int, int, str]]:
+    """Return a key that sorts `slo-10` after `slo-3`."""
+    parts = re.split(r"(\d+)", name)
+    return [(1, int(part), "") if part.isdecimal() else (0, 0, part) for part in parts]
 
 
 def _scales(

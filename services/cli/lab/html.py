@@ -102,13 +102,14 @@ def _facts(found: Comparison) -> str:
     mesh = setup.mesh
     is_recorded = not setup.slo_scales and any(map(_records_slos, setup.traces.values()))
     scales = ", ".join(f"{scale:g}" for scale in setup.slo_scales or DEFAULT_SLO_SCALES)
+    alone = "isolated time" if setup.slo_base == "own" else "the trace's mean isolated time"
     facts = {
         "policies": ", ".join(plan.policies),
         "queries per run": f"{setup.num_queries:,}" if setup.num_queries else "the trace, once",
         "measured": f"all but the first {setup.window.warm_up:.0%} and the last "
         f"{setup.window.cool_down:.0%} of the queries",
         "seeds": f"{len(plan.seeds)} measured, {len(plan.tuning_seeds)} for tuning",
-        "SLOs": "as the trace records" if is_recorded else f"{scales} × isolated time",
+        "SLOs": "as the trace records" if is_recorded else f"{scales} × {alone}",
         "α": "tuned" if plan.alpha is None else f"{plan.alpha:g}",
         "token budgets tried": ", ".join(map(str, plan.token_budgets)) or "the fleet's own",
         "policies know output lengths": "yes (oracle)" if mesh.oracle else "no",

@@ -43,6 +43,7 @@ def measured_json(measured: Measured) -> dict[str, Any]:
         "queries": measured.num_queries,
         "slo_scale_p95": number(measured.scale95),
         "slo_scale_p99": number(measured.scale99),
+        "per_tenant": {name: {"attainment": met} for name, met in measured.tenants.items()},
         "per_instance": {
             name: {
                 "gpu": one.gpu,

@@ -8,7 +8,7 @@ import msgspec
 import typer
 
 from services.cli.lab.bench import Workbench
-from services.cli.lab.setting import MeshModel, Setup
+from services.cli.lab.setting import MeshModel, Setup, SloBase
 from services.cli.workload import generated, load_fleet, read_file
 from shared.domain.instance import InstanceSpec
 from shared.domain.trace import TraceQuery
@@ -28,6 +28,13 @@ ScalesOption = Annotated[
     typer.Option(
         help="SLOs as multiples of a query's isolated time, equally often; default: what the "
         "trace records, else 3,4,6,8,10."
+    ),
+]
+SloBaseOption = Annotated[
+    str,
+    typer.Option(
+        metavar="own|mean",
+        help="Whose isolated time SLOs are multiples of: each query's own, or the trace's mean.",
     ),
 ]
 OracleOption = Annotated[
@@ -125,6 +132,18 @@ def check_policies(names: Sequence[str]) -> None:
         if name not in REGISTRY:
             known = ", ".join(sorted(REGISTRY))
             raise ConfigError(f"unknown policy {name!r}; known: {known}")
+
+
+def parse_slo_base(text: str) -> SloBase:
+    """Return whose isolated time SLOs are multiples of.
+
+    Raises:
+        ConfigError: It is neither `own` nor `mean`.
+    """
+    match text:
+        case "own" | "mean":
+            return text
+    raise ConfigError(f"--slo-base {text!r}: own or mean")
 
 
 def check_budgets(

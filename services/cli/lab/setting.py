@@ -1,12 +1,15 @@
 """What the lab runs, as plain values that travel to worker processes."""
 
 from collections.abc import Mapping
+from typing import Literal
 
 import msgspec
 
 from services.cli.lab.steady import Measured, Window
 from shared.domain.instance import InstanceSpec
 from shared.domain.trace import TraceQuery
+
+SloBase = Literal["own", "mean"]
 
 
 class MeshModel(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,6 +39,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
         num_queries: Queries of one run; None: the trace as it is, once.
         slo_scales: SLOs as multiples of a query's isolated time; empty: what the trace records,
             the default set where it records nothing.
+        slo_base: Whose isolated time: each query's own, or the mean over the trace's queries.
         window: What is measured of a run.
         mesh: How the mesh behaves.
     """
@@ -44,6 +48,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     fleets: Mapping[str, tuple[InstanceSpec, ...]]
     num_queries: int | None = None
     slo_scales: tuple[float, ...] = ()
+    slo_base: SloBase = "own"
     window: Window = Window()
     mesh: MeshModel = MeshModel()
 

@@ -9,6 +9,7 @@ so no latency is cut off.
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -83,6 +84,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
             would have met on this schedule; infinite where fewer were answered.
         scale99: The same for 99%.
         instances: instance_id -> its part.
+        tenants: Tenant -> share of its queries answered within their SLO, in [0, 1].
     """
 
     num_queries: int
@@ -96,6 +98,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     scale95: float
     scale99: float
     instances: dict[str, InstanceUse]
+    tenants: dict[str, float] = {}
 
     @property
     def utilisation(self) -> float:
@@ -103,13 +106,16 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
         return sum(one.utilisation for one in self.instances.values()) / len(self.instances)
 
 
-def measure(result: RunResult, isolated_s: Floats, window: Window) -> Measured:
+def measure(
+    result: RunResult, isolated_s: Floats, window: Window, tenants: Sequence[str] = ()
+) -> Measured:
     """Measure a run.
 
     Args:
         result: The run; queries in order of arrival.
-        isolated_s: What each query takes alone, shape (queries,).
+        isolated_s: The isolated time that each query's SLO is a multiple of, shape (queries,).
         window: What to measure.
+        tenants: Who asked each query; empty: nobody is told apart.
     """
     start_s, end_s = bounds_s(result, window)
     inside = (result.arrival_s >= start_s) & (result.arrival_s <= end_s)
@@ -138,6 +144,7 @@ def measure(result: RunResult, isolated_s: Floats, window: Window) -> Measured:
             spec.instance_id: _use(result, place, start_s, last_s)
             for place, spec in enumerate(result.fleet)
         },
+        tenants=_per_tenant(result, inside, tenants),
     )
 
 
@@ -159,6 +166,14 @@ def clipped_union_s(starts_s: Floats, ends_s: Floats, low_s: float, high_s: floa
     starts, reach = starts[order], np.maximum.accumulate(ends[order])
     gaps = np.maximum(0.0, starts[1:] - reach[:-1])
     return float(reach[-1] - starts[0] - gaps.sum())
+
+
+def _per_tenant(result: RunResult, inside: Flags, tenants: Sequence[str]) -> dict[str, float]:
+    names = np.array(tenants)
+    return {
+        str(name): float(result.is_within_slo[inside & (names == name)].mean())
+        for name in dict.fromkeys(np.array(tenants)[inside] if tenants else ())
+    }
 
 
 def _ended_in_time(result: RunResult, start_s: float, end_s: float) -> int:

@@ -73,6 +73,24 @@ def test_every_scale_is_a_tenant():
         assert query.slo_s == pytest.approx(own_s * float(query.tenant.removeprefix("slo-")))
 
 
+def test_slos_may_be_multiples_of_the_mean_isolated_time():
+    """Then queries of one tenant have the same time, however long they are."""
+    own, alone_s = Workbench(setup(num_queries=None)).workload(job())
+    same, mean_s = Workbench(setup(num_queries=None, slo_base="mean")).workload(job())
+    assert mean_s == pytest.approx(alone_s.mean())
+    for query, before in zip(same, own, strict=True):
+        scale = float(query.tenant.removeprefix("slo-"))
+        assert query.slo_s == pytest.approx(scale * alone_s.mean())
+        assert before.slo_s != query.slo_s
+
+
+def test_each_tenant_s_attainment_is_measured():
+    """A tenant with SLOs that none can meet meets none; the other all."""
+    bench = Workbench(setup(slo_scales=(0.1, 1_000.0)))
+    (row,) = bench.run(job(FLOW))
+    assert row.measured.tenants == {"slo-0.1": 0.0, "slo-1000": 1.0}
+
+
 def test_tenants_come_equally_often():
     """Over many queries each scale has its share."""
     drawn = draw_tenants(3_000, (3.0, 4.0, 6.0), seed=0)

@@ -3,8 +3,10 @@
 import itertools
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -34,19 +36,26 @@ def answer(job: Job, variant: Variant) -> Measured:
     )
 
 
-@pytest.fixture(scope="module")
-def found() -> Comparison:
-    """Four policies, three rates, two seeds, scripted."""
+def scripted(
+    answers: Callable[[Job, Variant], Measured], policies: tuple[str, ...] = POLICIES
+) -> Comparison:
+    """Policies, three rates, two seeds."""
     plan = Plan(
         setup=setup(),
         settings=(SETTING,),
-        policies=POLICIES,
+        policies=policies,
         rates=parse_rates("0.1,0.25,0.4"),
         seeds=(0, 1),
         tuning_seeds=(1_000_000,),
         token_budgets=(1_024,),
     )
-    return compare(plan, ScriptedRunner(answer))
+    return compare(plan, ScriptedRunner(answers))
+
+
+@pytest.fixture(scope="module")
+def found() -> Comparison:
+    """Four policies."""
+    return scripted(answer)
 
 
 def test_the_limits_table_has_a_row_per_contender_and_the_upper_bound(found: Comparison):
@@ -59,6 +68,23 @@ def test_the_limits_table_has_a_row_per_contender_and_the_upper_bound(found: Com
     assert cells["vllm"][1] == "below 0.1"
     assert cells["vllm"][3].startswith("≥ 3.2")
     assert cells["hexgen-flow"][1].startswith("0.32")
+
+
+def test_tenants_are_shown_in_the_order_of_their_numbers():
+    """At the focus rate; one tenant makes no table."""
+
+    def per_tenant(job: Job, variant: Variant) -> Measured:
+        one = msgspec.structs.replace(answer(job, variant), tenants={"slo-10": 1.0, "slo-3": 0.5})
+        return one if variant.policy == "vllm" else answer(job, variant)
+
+    (grid,) = (
+        grid
+        for grid in grids_of(scripted(per_tenant, ("vllm", "rr+pq")), SETTING)
+        if grid.title.endswith("by tenant")
+    )
+    assert grid.columns == ("policy", "slo-3", "slo-10")
+    assert grid.rows[0] == ("vllm", "50.0 ± 0.0", "100.0 ± 0.0")
+    assert grid.rows[1][1:] == ("–", "–")
 
 
 def test_every_row_is_as_wide_as_its_heading(found: Comparison):
