@@ -5,9 +5,9 @@ idempotent, and a chunk of an attempt that was overtaken is dropped by the serve
 """
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from typing import Any, Self
+from typing import Self
 
 from shared.adapters.redis_client import RedisClient, RedisParams, load_script
 from shared.adapters.urgency_set import RedisUrgencySet
@@ -65,23 +65,22 @@ class RedisStore:
         quiet_since_s = time.monotonic()
         while True:
             left_s = quiet_since_s + timeout_s - time.monotonic()
-            found = await self._read(request_id, after, min(left_s, _LONGEST_WAIT_S))
-            for position, fields in found:
-                after = position.decode()
-                attempt, index = (int(part) - 1 for part in after.split("-"))
-                yield after, attempt, index, fields[b"text"].decode()
+            wait_s = min(left_s, _LONGEST_WAIT_S)
+            found = await self.read_chunks({request_id: after}, wait_s=wait_s)
+            for chunk in found.get(request_id, ()):
+                after = chunk[0]
+                yield chunk
             if found:
                 quiet_since_s = time.monotonic()
             elif left_s <= _LONGEST_WAIT_S:
                 return
 
-    async def ping(self) -> float:
-        """Return the round-trip time, wall seconds."""
-        return await self._client.ping()
-
-    async def _read(self, request_id: str, after: str, wait_s: float) -> list[Any]:
-        # BLOCK 0 would wait for ever.
-        wait_ms = max(1, round(wait_s * 1_000))
+    async def read_chunks(
+        self, after: Mapping[str, str], *, wait_s: float
+    ) -> dict[str, list[tuple[str, int, int, str]]]:
+        """Return new chunks of many calls at once; see `StateStore.read_chunks`."""
+        named = {self._stream(request_id).encode(): request_id for request_id in after}
+        wait_ms = max(1, round(wait_s * 1_000))  # BLOCK 0 would wait for ever
         reply = await self._client.blocking(
             "XREAD",
             "COUNT",
@@ -89,11 +88,23 @@ class RedisStore:
             "BLOCK",
             wait_ms,
             "STREAMS",
-            self._stream(request_id),
-            after,
+            *named,
+            *after.values(),
             wait_s=wait_ms / 1_000,
         )
-        return list(reply[0][1]) if reply else []
+        return {
+            named[bytes(key)]: [_chunk(*entry) for entry in entries] for key, entries in reply or ()
+        }
+
+    async def ping(self) -> float:
+        """Return the round-trip time, wall seconds."""
+        return await self._client.ping()
 
     def _stream(self, request_id: str) -> str:
         return f"{self._client.params.prefix}chunks:{request_id}"
+
+
+def _chunk(position: bytes, fields: Mapping[bytes, bytes]) -> tuple[str, int, int, str]:
+    after = position.decode()
+    attempt, index = (int(part) - 1 for part in after.split("-"))
+    return after, attempt, index, fields[b"text"].decode()

@@ -1,6 +1,6 @@
 """The state store: urgency sets, and capped streams of token chunks."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
@@ -187,6 +187,20 @@ class StateStore(Protocol):
         self, request_id: str, *, after: str = "0-0", timeout_s: float = 1.0
     ) -> AsyncIterator[tuple[str, int, int, str]]:
         """Yield (position, attempt, index, text) as they come; ends after a quiet time-out."""
+        ...
+
+    async def read_chunks(
+        self, after: Mapping[str, str], *, wait_s: float
+    ) -> dict[str, list[tuple[str, int, int, str]]]:
+        """Return new chunks of many calls at once, as `chunks` does; waits for the first.
+
+        Args:
+            after: request_id -> the position read last, "0-0" at the start; at least one.
+            wait_s: Longest wait while none of them has any, wall seconds.
+
+        Returns:
+            request_id -> its chunks, for those that have some; empty after a quiet wait.
+        """
         ...
 
     async def ping(self) -> float:

@@ -209,6 +209,25 @@ class ChunksContract:
             await store.append_chunk("call", 0, 0, "now")
         assert reader.result() == "now"
 
+    async def test_many_calls_are_read_at_once(self, store: StateStore) -> None:
+        """One reader gets what is new of each call, waits for the first, and ends when quiet."""
+        await store.append_chunk("a", 0, 0, "a0")
+        await store.append_chunk("b", 1, 0, "b0")
+        await store.append_chunk("b", 1, 1, "b1")
+        after = {"a": "0-0", "b": "0-0", "c": "0-0"}
+        found = await store.read_chunks(after, wait_s=5.0)
+        assert {name: [chunk[3] for chunk in chunks] for name, chunks in found.items()} == {
+            "a": ["a0"],
+            "b": ["b0", "b1"],
+        }
+        after |= {name: chunks[-1][0] for name, chunks in found.items()}
+        assert await store.read_chunks(after, wait_s=0.01) == {}
+        async with asyncio.TaskGroup() as group:
+            waiting = group.create_task(store.read_chunks(after, wait_s=30.0), name="reader")
+            await asyncio.sleep(0.05)
+            await store.append_chunk("c", 0, 0, "now")
+        assert waiting.result() == {"c": [("1-1", 0, 0, "now")]}
+
     async def test_stream_is_capped_and_expires(
         self, store: StateStore, raw: Redis, prefix: str
     ) -> None:
