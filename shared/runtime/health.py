@@ -50,8 +50,12 @@ class Health:
 
     def overdue(self) -> list[str]:
         """Return the loops that made no progress within their bound."""
+        return [name for name, ratio in self.silences().items() if ratio > 1.0]
+
+    def silences(self) -> dict[str, float]:
+        """Return each loop's time since its last turn as a share of its bound."""
         now_s = self._clock.monotonic_s()
-        return [name for name, (at, bound) in self._pulses.items() if now_s - at > bound]
+        return {name: (now_s - at_s) / bound_s for name, (at_s, bound_s) in self._pulses.items()}
 
     def unready_causes(self) -> dict[str, str]:
         """Return why the service is not ready; empty when it is."""
@@ -68,6 +72,10 @@ def _app(health: Health, metrics: Metrics) -> Starlette:
         return JSONResponse({"causes": causes}, status_code=503 if causes else 200)
 
     async def expose(_: Request) -> Response:
+        metrics.ready.set(0 if health.unready_causes() else 1)
+        metrics.silence.clear()
+        for loop, ratio in health.silences().items():
+            metrics.silence.set(ratio, loop=loop)
         return Response(metrics.render(), media_type="text/plain; version=0.0.4")
 
     return Starlette(

@@ -52,6 +52,9 @@ class Metrics:
             "hexflow_calls_dispatched", "Calls bound to an instance", ("target",)
         )
         self.started = self._counter("hexflow_calls_started", "Calls handed to the engine", ())
+        self.demoted = self._counter(
+            "hexflow_calls_demoted", "Calls put behind those that can still be in time", ()
+        )
         self.waiting = self._gauge("hexflow_calls_waiting", "Calls in the queue", ())
         self.running = self._gauge("hexflow_calls_running", "Calls in the engine", ())
         self.backlog = self._gauge("hexflow_backlog_seconds", "Expected work bound here", ())
@@ -82,6 +85,12 @@ class Metrics:
         )
         self.speed = self._gauge(
             "hexflow_speed_factor", "Learned time ÷ profiled time, by instance", ("target",)
+        )
+        self.ready = self._gauge("hexflow_ready", "1 while the service can do its work", ())
+        self.silence = self._gauge(
+            "hexflow_loop_silence_ratio",
+            "Time since a loop's last turn ÷ the longest it may take; above 1 it is stuck",
+            ("loop",),
         )
         self.queue_s = self._histogram(
             "hexflow_call_queue_seconds",
@@ -143,6 +152,10 @@ class BoundGauge:
     def set(self, value: float, **labels: str) -> None:
         """Set the gauge."""
         self._gauge.labels(**self._const, **labels).set(value)
+
+    def clear(self) -> None:
+        """Forget all labels: what is not set again is not reported."""
+        self._gauge.clear()
 
 
 class BoundHistogram:

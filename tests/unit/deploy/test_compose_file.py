@@ -1,0 +1,104 @@
+"""What docker-compose.yml says, without running it."""
+
+import re
+
+import pytest
+
+from services.dispatcher.settings import DispatcherSettings
+from services.tuner.settings import TunerSettings
+from services.worker.settings import WorkerSettings
+from shared.runtime.settings import MESH_PREFIX, MeshSettings, variable_names
+from shared.simulation.fleets import builtin_fleet
+from tests.support.compose import ROOT, compose_file, own_services
+
+COMPOSE = compose_file({})
+OURS = own_services(COMPOSE)
+SETTINGS = (
+    variable_names(MeshSettings, MESH_PREFIX)
+    | variable_names(DispatcherSettings, "DISPATCHER_")
+    | variable_names(WorkerSettings, "WORKER_")
+    | variable_names(TunerSettings, "TUNER_")
+)
+SERVERS = {"kafka", "redis", "prometheus", "grafana"}
+
+
+def test_services_of_the_design_are_there():
+    """Kafka, Redis, two dispatchers, three different workers, the tuner and monitoring."""
+    assert set(COMPOSE["services"]) >= SERVERS
+    assert OURS["dispatcher"]["deploy"]["replicas"] == 2
+    workers = [one["environment"] for name, one in OURS.items() if name.startswith("worker")]
+    specs = {spec.instance_id: spec.gpu for spec in builtin_fleet("hetero-1")}
+    assert len({specs[one["WORKER_INSTANCE_ID"]] for one in workers}) == 3
+    assert "tuner" in OURS
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_variables_are_settings(name: str):
+    """Every variable that the file gives to a service is one of its settings."""
+    assert set(OURS[name]["environment"]) <= SETTINGS
+
+
+@pytest.mark.parametrize("name", COMPOSE["services"])
+def test_images_are_pinned(name: str):
+    """No image moves under a cluster that is running."""
+    image = COMPOSE["services"][name]["image"]
+    assert re.fullmatch(r"[\w./-]+:v?\d+\.\d+[\w.-]*", image)
+
+
+@pytest.mark.parametrize("name", COMPOSE["services"])
+def test_nothing_listens_beyond_this_machine(name: str):
+    """Ports are published on loopback only."""
+    for port in COMPOSE["services"][name].get("ports", []):
+        assert port.startswith("127.0.0.1:")
+
+
+@pytest.mark.parametrize("name", sorted(set(OURS) | SERVERS))
+def test_services_are_checked_and_bounded(name: str):
+    """What goes on running has a health check; everything of it has bounds and few rights."""
+    service = COMPOSE["services"][name]
+    runs_on = service.get("restart") == "unless-stopped"
+    assert "test" in service["healthcheck"] or (not runs_on and service["healthcheck"]["disable"])
+    if name in OURS:
+        assert service["read_only"]
+        assert service["cap_drop"] == ["ALL"]
+    if runs_on:
+        assert service["deploy"]["resources"]["limits"]
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_a_drain_is_never_cut_short(name: str):
+    """Containers are killed later than their services give up draining."""
+    grace_s = float(OURS[name]["stop_grace_period"].removesuffix("s"))
+    assert grace_s > float(OURS[name]["environment"]["HEXFLOW_DRAIN_S"])
+
+
+def test_services_start_after_what_they_need():
+    """Every service waits for Kafka, Redis and the topics."""
+    for name, service in OURS.items():
+        needs = service["depends_on"]
+        assert needs["kafka"]["condition"] == "service_healthy"
+        if name != "topics":
+            assert needs["redis"]["condition"] == "service_healthy"
+            assert needs["topics"]["condition"] == "service_completed_successfully"
+
+
+def test_kafka_takes_the_largest_message():
+    """The broker's limit is that of the settings."""
+    largest = MeshSettings.model_fields["topics"].default.max_message_bytes
+    assert COMPOSE["services"]["kafka"]["environment"]["KAFKA_MESSAGE_MAX_BYTES"] == str(largest)
+
+
+def test_mounted_files_exist():
+    """What the file mounts from the project is in the project."""
+    for service in COMPOSE["services"].values():
+        for volume in service.get("volumes", []):
+            if volume.startswith("./"):
+                assert (ROOT / volume.split(":")[0]).exists(), volume
+
+
+def test_prometheus_asks_every_service():
+    """No service with a probe port is forgotten by the scrape configuration."""
+    asked = (ROOT / "deploy/prometheus/prometheus.yml").read_text()
+    for name, service in OURS.items():
+        if "test" in service["healthcheck"]:
+            assert re.search(rf"[\[ ]{name}[,\]]", asked), name

@@ -1,0 +1,91 @@
+"""Rules, runbooks and dashboard agree with each other and with the metrics there are."""
+
+import importlib.util
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import yaml
+
+from shared.runtime.metrics import Metrics
+
+ROOT = Path(__file__).parents[3]
+RULES = yaml.safe_load((ROOT / "k8s/hexflow/files/rules.yaml").read_text())
+ALERTS = [one for group in RULES["groups"] for one in group["rules"] if "alert" in one]
+RECORDED = {one["record"] for group in RULES["groups"] for one in group["rules"] if "record" in one}
+SUFFIXES = ("_bucket", "_count", "_sum", "_total")
+
+
+def exported() -> set[str]:
+    """Return the names of all metrics that a service can export."""
+    names = set()
+    for family in Metrics("test").registry.collect():
+        names.add(family.name)
+        if family.type == "counter":
+            names.add(family.name + "_total")
+        if family.type == "histogram":
+            names |= {family.name + suffix for suffix in ("_bucket", "_count", "_sum")}
+    return names
+
+
+def used(expression: str) -> set[str]:
+    """Return the names of the metrics in a PromQL expression."""
+    return set(re.findall(r"\bhexflow[:_][\w:]+", re.sub(r'"[^"]*"', "", expression)))
+
+
+def generator() -> ModuleType:
+    """Return the script that writes the dashboard."""
+    spec = importlib.util.spec_from_file_location("dashboards", ROOT / "k8s/dashboards.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_dashboard_is_what_the_code_writes():
+    """The file in the chart is up to date."""
+    made = generator()
+    assert made.TARGET.read_text() == made.text()
+
+
+def test_dashboard_shows_metrics_that_exist():
+    """Every metric of every panel can be exported by a service."""
+    panels = [panel for row in generator().ROWS.values() for panel in row]
+    for panel in panels:
+        for expression in panel.queries:
+            assert used(expression), panel.title
+            assert used(expression) <= exported() | RECORDED, panel.title
+
+
+def test_rules_use_metrics_that_exist():
+    """Every metric of every rule can be exported or is recorded."""
+    for group in RULES["groups"]:
+        for rule in group["rules"]:
+            assert used(rule["expr"]) <= exported() | RECORDED, rule
+
+
+def test_every_metric_is_shown_or_watched():
+    """Nobody exports what nobody looks at, but for a few that are for people who ask."""
+    text = (ROOT / "k8s/hexflow/files/rules.yaml").read_text() + generator().text()
+    bases = {family.name for family in Metrics("test").registry.collect()}
+    asked_for = {"hexflow_advised_setting", "hexflow_arrivals_refused", "hexflow_events_ignored"}
+    assert {name for name in bases if name not in text} == asked_for
+
+
+@pytest.mark.parametrize("alert", [one["alert"] for one in ALERTS])
+def test_every_alert_has_a_runbook(alert: str):
+    """The runbook that an alert names exists, and says more than the alert does."""
+    (rule,) = [one for one in ALERTS if one["alert"] == alert]
+    page, anchor = rule["annotations"]["runbook"].split("#")
+    sections = re.split(r"^## ", (ROOT / page).read_text(), flags=re.MULTILINE)[1:]
+    titles = {section.split("\n", 1)[0]: section.split("\n", 1)[1] for section in sections}
+    assert anchor == alert.lower()
+    assert len(titles[alert].split()) > 30
+
+
+def test_no_runbook_without_its_alert():
+    """The page holds nothing that is gone."""
+    titles = re.findall(r"^## (\w+)$", (ROOT / "docs/runbooks.md").read_text(), re.MULTILINE)
+    assert titles == [one["alert"] for one in ALERTS]
