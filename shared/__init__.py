@@ -8,5 +8,5 @@ Open these four files first:
 4. `shared/ports/`: what the services need from the world around them.
 
 Layers, outermost first; each may import those after it, never the reverse:
-`runtime`, `adapters`, `ports`, `contracts | simulation`, `scheduling`, `domain`, `errors`.
+`sdk`, `runtime`, `adapters`, `ports`, `contracts | simulation`, `scheduling`, `domain`, `errors`.
 """

@@ -14,12 +14,15 @@
     │   ├── InvalidCall
     │   ├── NoEligibleInstance
     │   ├── TooLarge
-    │   └── QueueFull
+    │   ├── QueueFull
+    │   └── Overloaded
     ├── EvictedError         given up after it was queued
     │   ├── DeadlinePassed
     │   └── InstanceLost
     └── EngineError
         ├── GenerationFailed   this call failed; the engine lives; try elsewhere
+        │   └── CallRefused    the engine cannot run this call, now or later; not tried again
+        ├── StreamBroken       what came later does not continue the text already forwarded
         └── EngineDead         the engine is gone; the worker must exit
 
 Every class has a constant `reason`: a low-cardinality word used in outcomes, metrics and dead
@@ -130,6 +133,12 @@ class QueueFull(RejectedError):
     reason = "queue_full"
 
 
+class Overloaded(RejectedError):
+    """The query cannot be done by its deadline beside those that were let in before it."""
+
+    reason = "overloaded"
+
+
 class EvictedError(MeshError):
     """Given up after it was queued."""
 
@@ -158,6 +167,18 @@ class GenerationFailed(EngineError):
     """One generation failed; the engine lives on."""
 
     reason = "generation_failed"
+
+
+class CallRefused(GenerationFailed):
+    """The engine refused the call itself (too long, a wrong value); no other try would help."""
+
+    reason = "call_refused"
+
+
+class StreamBroken(EngineError):
+    """Text that was forwarded cannot be continued; the reader must start over or stop."""
+
+    reason = "stream_broken"
 
 
 class EngineDead(EngineError):
