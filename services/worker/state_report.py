@@ -78,6 +78,7 @@ class StateReporter:
             kv_used_tokens=self._engine.kv_used_tokens(),
             capacity=life.params.capacity,
             queue_bound=life.params.queue_bound,
+            foreign_s=self._engine.foreign_s(),
         )
 
 

@@ -129,6 +129,10 @@ class SimulatedEngine:
         """Return the KV cache in use, tokens."""
         return self._instance.kv_used_tokens
 
+    def foreign_s(self) -> float:
+        """Return 0: nobody else uses it."""
+        return 0.0
+
     async def wait_dead(self) -> None:
         """Return when the engine has died."""
         await self._dead.wait()

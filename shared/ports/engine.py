@@ -77,6 +77,10 @@ class Engine(Protocol):
         """Return the KV cache in use, tokens."""
         ...
 
+    def foreign_s(self) -> float:
+        """Return the load that others than the mesh put on the engine, mesh seconds of work."""
+        ...
+
     async def wait_dead(self) -> None:
         """Return when the engine has died (never, while it lives)."""
         ...

@@ -2,6 +2,7 @@
 
 import asyncio
 from contextlib import aclosing
+from typing import Any
 
 import pytest
 
@@ -21,11 +22,15 @@ async def events_of(engine: Engine, call: BoundCall, attempt: int = 0) -> list[E
 
 
 class EngineContract:
-    """Bind with a fixture `engine`."""
+    """Bind with a fixture `engine`, and with `call` where calls need more than their lengths."""
+
+    def call(self, request_id: str, **fields: Any) -> BoundCall:
+        """Return a call with the lengths wanted, tokens; `fields` as for `bound_call`."""
+        return bound_call(request_id, **fields)
 
     async def test_first_token_then_finished(self, engine: Engine) -> None:
         """A call gives its first token once, then its result once, and nothing after."""
-        first, last = await events_of(engine, bound_call("a"))
+        first, last = await events_of(engine, self.call("a"))
         assert isinstance(first, FirstToken)
         assert isinstance(last, Finished)
         assert last.text
@@ -33,7 +38,7 @@ class EngineContract:
 
     async def test_usage_is_counted(self, engine: Engine) -> None:
         """The result counts prompt and output tokens, both above zero."""
-        *_, last = await events_of(engine, bound_call("a"))
+        *_, last = await events_of(engine, self.call("a"))
         assert isinstance(last, Finished)
         assert last.usage.input_tokens > 0
         assert last.usage.output_tokens > 0
@@ -42,7 +47,7 @@ class EngineContract:
     async def test_chunks_make_up_the_text(self, engine: Engine) -> None:
         """A streaming call gives chunks between first token and result; together they are it."""
         first, *chunks, last = await events_of(
-            engine, bound_call("a", stream=True, output_tokens=40)
+            engine, self.call("a", stream=True, output_tokens=40)
         )
         assert isinstance(first, FirstToken)
         assert isinstance(last, Finished)
@@ -52,7 +57,7 @@ class EngineContract:
 
     async def test_one_token_streams_too(self, engine: Engine) -> None:
         """The shortest output is streamed whole."""
-        _, *chunks, last = await events_of(engine, bound_call("a", stream=True, output_tokens=1))
+        _, *chunks, last = await events_of(engine, self.call("a", stream=True, output_tokens=1))
         assert isinstance(last, Finished)
         assert "".join(chunk.text for chunk in chunks if isinstance(chunk, Chunk)) == last.text
 
@@ -60,22 +65,22 @@ class EngineContract:
         """Calls given together all finish, each with its own result."""
         async with asyncio.TaskGroup() as group:
             tasks = [
-                group.create_task(events_of(engine, bound_call(f"c{index}")), name=f"c{index}")
+                group.create_task(events_of(engine, self.call(f"c{index}")), name=f"c{index}")
                 for index in range(6)
             ]
         assert all(isinstance(task.result()[-1], Finished) for task in tasks)
 
     async def test_closing_early_frees_the_engine(self, engine: Engine) -> None:
         """Closing the iterator after the first token aborts the generation."""
-        async with aclosing(engine.generate(bound_call("a", output_tokens=500), "a:0")) as events:
+        async with aclosing(engine.generate(self.call("a", output_tokens=500), "a:0")) as events:
             assert isinstance(await anext(events), FirstToken)
         await _until_empty(engine)
-        *_, last = await events_of(engine, bound_call("b"))
+        *_, last = await events_of(engine, self.call("b"))
         assert isinstance(last, Finished)
 
     async def test_cancelled_reader_frees_the_engine(self, engine: Engine) -> None:
         """Cancelling the task that reads aborts the generation."""
-        call = bound_call("a", output_tokens=500)
+        call = self.call("a", output_tokens=500)
         async with asyncio.TaskGroup() as group:
             task = group.create_task(events_of(engine, call), name="a")
             async with asyncio.timeout(WITHIN_S):
@@ -87,7 +92,7 @@ class EngineContract:
 
     async def test_same_call_may_run_again(self, engine: Engine) -> None:
         """A second attempt of a call is a generation of its own."""
-        call = bound_call("a")
+        call = self.call("a")
         await events_of(engine, call, attempt=0)
         *_, last = await events_of(engine, call, attempt=1)
         assert isinstance(last, Finished)
@@ -96,13 +101,13 @@ class EngineContract:
         """A call beyond the context fails; the others go on."""
         too_long = engine.spec.max_context_tokens + 1
         with pytest.raises(GenerationFailed):
-            await events_of(engine, bound_call("huge", input_tokens=too_long))
-        *_, last = await events_of(engine, bound_call("small"))
+            await events_of(engine, self.call("huge", input_tokens=too_long))
+        *_, last = await events_of(engine, self.call("small"))
         assert isinstance(last, Finished)
 
     async def test_idle_engine_has_room(self, engine: Engine) -> None:
         """An engine without work takes a call, uses no memory, and is alive."""
-        assert engine.has_room_for(bound_call("a"))
+        assert engine.has_room_for(self.call("a"))
         assert engine.kv_used_tokens() == 0
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.01):
@@ -112,7 +117,7 @@ class EngineContract:
         """A reader that waits for room is woken while calls run."""
         async with asyncio.TaskGroup() as group:
             waiting = group.create_task(engine.room_changed(), name="room")
-            await events_of(engine, bound_call("a"))
+            await events_of(engine, self.call("a"))
             async with asyncio.timeout(WITHIN_S):
                 await waiting
 

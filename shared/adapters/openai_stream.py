@@ -1,0 +1,222 @@
+"""What an OpenAI-compatible server streams, put together. Pure.
+
+`EventLines` cuts bytes into the data of server-sent events, `Answer` adds them up to a call's
+result. Whatever is no valid event is a `GenerationFailed`; nothing is guessed.
+"""
+
+import json
+from typing import Any
+
+from shared.contracts.messages import Usage
+from shared.errors import GenerationFailed
+from shared.ports import Finished
+
+DONE = "[DONE]"
+_QUOTED = 120
+
+
+class EventLines:
+    """Cuts a stream of bytes into events; comments (pings) and other fields are skipped.
+
+    Args:
+        max_line_bytes: Longest line, bytes.
+        max_total_bytes: Longest stream, bytes.
+    """
+
+    def __init__(self, max_line_bytes: int, max_total_bytes: int) -> None:
+        self._max_line_bytes = max_line_bytes
+        self._left_bytes = max_total_bytes
+        self._rest = b""
+
+    def feed(self, data: bytes) -> list[str]:
+        """Return the data of every event that is complete.
+
+        Raises:
+            GenerationFailed: A line, or the stream, is longer than allowed, or no text.
+        """
+        self._left_bytes -= len(data)
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        if self._left_bytes < 0 or len(self._rest) > self._max_line_bytes:
+            raise GenerationFailed("the server's answer is longer than any answer may be")
+        return [text for line in lines if (text := _event_data(line))]
+
+    def rest(self) -> list[str]:
+        """Return the data of a last event that no newline ended."""
+        text = _event_data(self._rest)
+        self._rest = b""
+        return [text] if text else []
+
+
+def _event_data(line: bytes) -> str:
+    for prefix in (b"data:", b"error:"):  # llama.cpp has told errors under a name of its own
+        if line.startswith(prefix):
+            try:
+                return line[len(prefix) :].strip().decode()
+            except UnicodeDecodeError as exc:
+                raise GenerationFailed("the server's answer is no text") from exc
+    return ""
+
+
+class Answer:
+    """Adds up the events of one call.
+
+    Args:
+        is_chat: Whether it came from the chat endpoint.
+    """
+
+    def __init__(self, *, is_chat: bool) -> None:
+        self._is_chat = is_chat
+        self._texts: list[str] = []
+        self._message: dict[str, Any] = {"role": "assistant"}
+        self._tool_calls: dict[int, dict[str, Any]] = {}
+        self._finish_reason = ""
+        self._usage: Usage | None = None
+        self.num_pieces = 0
+        """Events that brought something generated; about one a token."""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the server said why it stopped."""
+        return bool(self._finish_reason)
+
+    @property
+    def has_usage(self) -> bool:
+        """Whether the server told its token counts."""
+        return self._usage is not None
+
+    def take(self, data: str) -> tuple[bool, str]:
+        """Add one event.
+
+        Returns:
+            Whether it brought anything generated, and the text among that.
+
+        Raises:
+            GenerationFailed: The event is an error, or nonsense.
+        """
+        event = parse_event(data)
+        usage = event.get("usage")
+        if isinstance(usage, dict):
+            self._usage = _usage(usage)
+        choices = event.get("choices")
+        if not isinstance(choices, list):
+            if usage is None:
+                raise GenerationFailed(f"the server sent no completion: {data[:_QUOTED]!r}")
+            return False, ""
+        for choice in choices:
+            if isinstance(choice, dict) and choice.get("index", 0) == 0:
+                return self._take_choice(choice)
+        return False, ""
+
+    def finished(self) -> Finished:
+        """Return the whole result.
+
+        Raises:
+            GenerationFailed: The stream ended before the server said why it stopped.
+        """
+        if not self.is_complete:
+            raise GenerationFailed("the server's answer was cut off")
+        text = "".join(self._texts)
+        return Finished(
+            text=text,
+            usage=self._usage or Usage(),
+            finish_reason=self._finish_reason,
+            message=self._whole_message(text) if self._is_chat else None,
+        )
+
+    def _take_choice(self, choice: dict[str, Any]) -> tuple[bool, str]:
+        reason = choice.get("finish_reason")
+        if isinstance(reason, str):
+            self._finish_reason = reason
+        delta = choice.get("delta") or choice.get("message") if self._is_chat else choice
+        if not isinstance(delta, dict):
+            return False, ""
+        text = delta.get("content") if self._is_chat else delta.get("text")
+        brings_more = self._is_chat and self._take_fields(delta)
+        if isinstance(text, str) and text:
+            self._texts.append(text)
+            self.num_pieces += 1
+            return True, text
+        self.num_pieces += brings_more
+        return brings_more, ""
+
+    def _take_fields(self, delta: dict[str, Any]) -> bool:
+        """Add up what a chat message has beside its content; returns whether there was any."""
+        brings_any = False
+        for key, value in delta.items():
+            if key in ("role", "content") or not value:
+                continue
+            brings_any = True
+            if key == "tool_calls" and isinstance(value, list):
+                for position, part in enumerate(value):
+                    self._take_tool_call(part, position)
+            elif isinstance(value, str) and isinstance(self._message.get(key), str):
+                self._message[key] += value
+            else:
+                self._message[key] = value
+        return brings_any
+
+    def _take_tool_call(self, part: object, position: int) -> None:
+        if not isinstance(part, dict):
+            raise GenerationFailed("the server sent a tool call that is none")
+        index = part.get("index", position)
+        whole = self._tool_calls.setdefault(index if isinstance(index, int) else position, {})
+        _merge(whole, {key: value for key, value in part.items() if key != "index"})
+
+    def _whole_message(self, text: str) -> dict[str, object]:
+        message = {**self._message, "content": text or None}
+        if self._tool_calls:
+            message["tool_calls"] = [self._tool_calls[key] for key in sorted(self._tool_calls)]
+        return message
+
+
+def parse_event(data: str) -> dict[str, Any]:
+    """Return an event's JSON object.
+
+    Raises:
+        GenerationFailed: It is no JSON object, or the server's word that it failed.
+    """
+    try:
+        event = json.loads(data)
+    except (ValueError, RecursionError) as exc:
+        raise GenerationFailed(f"the server sent garbage: {data[:_QUOTED]!r}") from exc
+    if not isinstance(event, dict):
+        raise GenerationFailed(f"the server sent garbage: {data[:_QUOTED]!r}")
+    error = event.get("error")
+    if error:
+        raise GenerationFailed(f"the server failed: {error_text(error)}")
+    return event
+
+
+def error_text(error: object) -> str:
+    """Return what an error object says, short enough to quote."""
+    if isinstance(error, dict):
+        error = error.get("message") or error.get("type") or error
+    return str(error)[:_QUOTED]
+
+
+def _merge(whole: dict[str, Any], part: dict[str, Any]) -> None:
+    """Add a piece of a tool call: its arguments come in pieces of text, all else whole."""
+    for key, value in part.items():
+        before = whole.get(key)
+        if isinstance(value, dict):
+            _merge(whole.setdefault(key, {}) if isinstance(before, dict | None) else whole, value)
+        elif key == "arguments" and isinstance(before, str) and isinstance(value, str):
+            whole[key] = before + value
+        elif value is not None:
+            whole[key] = value
+
+
+def _usage(usage: dict[str, Any]) -> Usage:
+    details = usage.get("prompt_tokens_details")
+    cached = details.get("cached_tokens") if isinstance(details, dict) else 0
+    input_tokens = _count(usage.get("prompt_tokens"))
+    return Usage(
+        input_tokens=input_tokens,
+        output_tokens=_count(usage.get("completion_tokens")),
+        cached_tokens=min(input_tokens, _count(cached)),
+    )
+
+
+def _count(value: object) -> int:
+    is_number = isinstance(value, int) and not isinstance(value, bool)
+    return max(0, int(value)) if is_number and isinstance(value, int) else 0
