@@ -101,6 +101,11 @@ class ComposeProcess:
             return self._process.wait()
 
     @property
+    def is_started(self) -> bool:
+        """Whether the process was ever started."""
+        return self._process is not None
+
+    @property
     def port(self) -> int:
         """Port of the probes."""
         return int(self.environment["HEXFLOW_PROBES__PORT"])
