@@ -2,14 +2,13 @@
 
 import asyncio
 
+from services.worker.engines import open_engine
 from services.worker.params import WorkerParams
 from services.worker.settings import WorkerSettings
 from services.worker.worker import Worker
 from shared.adapters.clock import SystemClock
-from shared.adapters.engine_faults import faults_from
 from shared.adapters.kafka import KafkaBroker
 from shared.adapters.redis_store import RedisStore
-from shared.adapters.simulated_engine import SimulatedEngine
 from shared.contracts.topics import Topics
 from shared.ports import Broker, Clock, Engine, StateStore
 from shared.runtime.connections import kafka_params, redis_params
@@ -59,17 +58,16 @@ async def run(mesh: MeshSettings, settings: WorkerSettings, stop: asyncio.Event)
         KafkaBroker.open(kafka_params(mesh, name)) as broker,
     ):
         await Publisher(broker, topics, clock).learn_time(name, stop.is_set)
-        async with (
-            SimulatedEngine.open(spec, clock) as engine,  # reads the clock at once
-            faults_from(settings.fault_file, engine, clock),
-        ):
+        async with open_engine(  # reads the clock at once
+            settings.engine, spec, clock, openai=settings.openai, fault_file=settings.fault_file
+        ) as engine:
             worker = build_worker(
                 broker=broker,
                 store=store,
                 engine=engine,
                 clock=clock,
                 topics=topics,
-                params=settings.params(spec, mesh.drain_s),
+                params=settings.params(engine.spec, mesh.drain_s),
                 metrics=metrics,
                 health=health,
             )

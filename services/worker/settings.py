@@ -2,17 +2,18 @@
 
 import difflib
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from services.worker.engines import EngineKind, OpenAISettings
 from services.worker.params import MIB, WorkerParams
 from shared.domain.instance import InstanceSpec
 from shared.errors import ConfigError
 from shared.simulation.fleets import BUILTIN_GPUS, INSTANCE_ID, builtin_fleet, parse_fleet
 
-NOT_PARAMS = frozenset({"engine", "fleet", "fleet_file", "fault_file"})
+NOT_PARAMS = frozenset({"engine", "fleet", "fleet_file", "fault_file", "openai"})
 WallS = Annotated[float, Field(gt=0, le=3_600)]
 
 
@@ -29,8 +30,9 @@ class WorkerSettings(BaseSettings):
 
     instance_id: str = Field(pattern=f"^{INSTANCE_ID.pattern}$")
     """The instance this worker serves; must be in the fleet."""
-    engine: Literal["simulated"] = "simulated"
+    engine: EngineKind = "simulated"
     """What runs the calls."""
+    openai: OpenAISettings = OpenAISettings()
     fleet: str = "hetero-1"
     """Built-in fleet that describes the instance."""
     fleet_file: Path | None = None
