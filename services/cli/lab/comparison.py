@@ -225,9 +225,17 @@ def _measure(plan: Plan, runner: Runner, cells: Sequence[Cell], tuned: Tuned) ->
             if plan.token_budgets:
                 best = Contender(policy=policy, flags=BEST)
                 wanted[cell, tuned.best[cell, policy]].append(best)
+    variants: dict[Cell, list[Variant]] = defaultdict(list)
+    for cell, variant in wanted:
+        variants[cell].append(variant)
+    # One job per cell and seed: neighbours with equal flags share drawing and laying out queries.
     jobs = [
-        Job(cell=cell, seed=seed, variants=(variant,))
-        for cell, variant in wanted
+        Job(
+            cell=cell,
+            seed=seed,
+            variants=tuple(sorted(variants[cell], key=lambda one: one.token_budget)),
+        )
+        for cell in variants
         for seed in plan.seeds
     ]
     rows = runner.run("measuring", jobs)

@@ -83,6 +83,41 @@ def grids_of(found: Comparison, setting: Setting) -> list[Grid]:
     ]
 
 
+def overview_grid(found: Comparison) -> Grid:
+    """Return every setting's sustained rates: the first policy's, and how much that is of others'.
+
+    One row per setting; policies are held against each other with the same kind of engine flags.
+    """
+    contenders = found.contenders()
+    rows = []
+    for setting in found.plan.settings:
+        cells = []
+        for contender in contenders:
+            first = next(one for one in contenders if one.flags == contender.flags)
+            cells.append(
+                _shares_bound(found, setting, first)
+                if contender == first
+                else gain_text(found, setting, first, contender)
+            )
+        rows.append((setting_title(setting), f"{found.capacity_qps[setting]:.3f}", *cells))
+    first = contenders[0]
+    return Grid(
+        title="All settings",
+        columns=("setting", "upper bound,\nqueries/s", *(one.label for one in contenders)),
+        rows=tuple(rows),
+        note=(
+            f"{first.label}: rate up to which {TARGET:.0%} are answered within their SLO, "
+            f"queries/s. Others: {first.label}'s rate over theirs; below 1, they sustain more."
+        ),
+    )
+
+
+def _shares_bound(found: Comparison, setting: Setting, contender: Contender) -> str:
+    share = found.sustained(setting, contender).mean / found.bound_qps(setting, contender)
+    text = sustained_text(found, setting, contender)
+    return f"{text} ({share:.0%})" if share > 0.0 else text
+
+
 def limits_grid(found: Comparison, setting: Setting) -> Grid:
     """Return how far each policy gets: sustained rate and tightest SLO."""
     capacity = found.capacity_qps[setting]

@@ -5,32 +5,41 @@ from collections.abc import Mapping, Sequence
 from html import escape
 
 from services.cli.lab.comparison import TARGET, Comparison
-from services.cli.lab.grids import Grid, grids_of, setting_title
+from services.cli.lab.grids import Grid, grids_of, overview_grid, setting_title
 from services.cli.lab.headlines import headlines
 from services.cli.lab.setting import Setting
 from shared.domain.trace import TraceQuery
 from shared.simulation.workload import DEFAULT_SLO_SCALES
 
 _STYLE = """
-:root { color-scheme: light; }
-body { font: 15px/1.5 system-ui, "Segoe UI", "Helvetica Neue", Arial, sans-serif; color: #1c1c1c;
-  background: #fff; margin: 0 auto; max-width: 1180px; padding: 24px 20px 64px; }
+:root { color-scheme: light dark; --ink: #1c1c1c; --paper: #fff; --quiet: #555; --line: #e6e6e6;
+  --rule: #bbb; --card: #eef5f8; --accent: #0b6e99; --link: #0b5f85; }
+@media (prefers-color-scheme: dark) { :root { --ink: #e4e6e8; --paper: #16181b; --quiet: #a3a9ae;
+  --line: #2c3035; --rule: #565c62; --card: #1b2a32; --accent: #4fa3c7; --link: #7cc4e4; } }
+body { font: 15px/1.5 system-ui, "Segoe UI", "Helvetica Neue", Arial, sans-serif;
+  color: var(--ink); background: var(--paper); margin: 0 auto; max-width: 1240px;
+  padding: 24px 20px 64px; overflow-wrap: break-word; }
+a { color: var(--link); }
 h1 { font-size: 26px; margin: 0 0 4px; } h2 { font-size: 20px; margin: 44px 0 8px;
-  border-top: 1px solid #ddd; padding-top: 24px; } h3 { font-size: 15px; margin: 26px 0 6px; }
-p, li { max-width: 80ch; } .quiet { color: #555; font-size: 13px; }
-ul.take { background: #eef5f8; border-left: 4px solid #0b6e99; padding: 12px 16px 12px 34px;
-  margin: 12px 0; }
-figure { margin: 16px 0; } img { max-width: 100%; height: auto; display: block; }
+  border-top: 1px solid var(--line); padding-top: 24px; }
+h3 { font-size: 15px; margin: 26px 0 6px; }
+p, li { max-width: 80ch; } .quiet { color: var(--quiet); font-size: 13px; }
+ul.take { background: var(--card); border-left: 4px solid var(--accent);
+  padding: 12px 16px 12px 34px; margin: 12px 0; }
+figure { margin: 16px 0; } img { max-width: 100%; height: auto; display: block;
+  background: #fff; border-radius: 4px; }
 .scroll { overflow-x: auto; } table { border-collapse: collapse; font-size: 13px;
   font-variant-numeric: tabular-nums; }
-th, td { padding: 4px 10px; text-align: right; border-bottom: 1px solid #e6e6e6;
+th, td { padding: 4px 8px; text-align: right; border-bottom: 1px solid var(--line);
   white-space: nowrap; }
-th { border-bottom: 2px solid #bbb; font-weight: 600; }
+th { border-bottom: 2px solid var(--rule); font-weight: 600; }
 th:first-child, td:first-child { text-align: left; }
-tbody tr:first-child { font-weight: 600; }
+.ours tbody tr:first-child { font-weight: 600; }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: 2px 16px; font-size: 14px; }
-dt { color: #555; } dd { margin: 0; } nav a { margin-right: 16px; }
+dt { color: var(--quiet); } dd { margin: 0; min-width: 0; }
+nav a { display: inline-block; margin-right: 16px; }
 details { margin: 12px 0; } summary { cursor: pointer; }
+@media (max-width: 600px) { dl { grid-template-columns: 1fr; } dd { margin-bottom: 6px; } }
 """
 
 _HOW = f"""
@@ -51,6 +60,14 @@ full batches, perfect caching and no queueing. It holds for every policy.</li>
 Queries that are not answered count as missed; percentiles are over answered ones.</li>
 </ul></details>
 """
+
+_SHOWN = {
+    "load": "P95, share within the SLO and goodput against the rate",
+    "limits": "sustained rates and tightest SLOs",
+    "ablation": "what each half of the policy brings",
+    "instances": "use of the instances",
+    "alpha": "P95 over α",
+}
 
 
 def page(found: Comparison, images: Mapping[Setting, Mapping[str, bytes]], command: str) -> str:
@@ -76,6 +93,7 @@ def page(found: Comparison, images: Mapping[Setting, Mapping[str, bytes]], comma
         f"<nav>{links}</nav>" if len(settings) > 1 else "",
         _facts(found),
         _HOW,
+        _html_grid(overview_grid(found), "all") if len(settings) > 1 else "",
     ]
     for number, setting in enumerate(settings):
         parts += _section(found, setting, number, images[setting])
@@ -85,6 +103,8 @@ def page(found: Comparison, images: Mapping[Setting, Mapping[str, bytes]], comma
 def markdown(found: Comparison) -> str:
     """Return all tables and headlines as Markdown."""
     lines = []
+    if len(found.plan.settings) > 1:
+        lines += _markdown_grid(overview_grid(found))
     for setting in found.plan.settings:
         lines += [f"## {setting_title(setting)}", ""]
         lines += [f"- {line}" for line in headlines(found, setting)] + [""]
@@ -131,27 +151,29 @@ def _section(
 ) -> list[str]:
     takeaways = "".join(f"<li>{escape(line)}</li>" for line in headlines(found, setting))
     limits, *others = grids_of(found, setting)
+    title = setting_title(setting)
     parts = [
-        f'<h2 id="s{number}">{escape(setting_title(setting))}</h2>',
+        f'<h2 id="s{number}">{escape(title)}</h2>',
         f'<ul class="take">{takeaways}</ul>',
-        _image(images, "load"),
+        _image(images, "load", title),
         _html_grid(limits),
-        _image(images, "limits"),
-        _image(images, "ablation"),
-        _image(images, "instances"),
-        _image(images, "alpha"),
+        _image(images, "limits", title),
+        _image(images, "ablation", title),
+        _image(images, "instances", title),
+        _image(images, "alpha", title),
     ]
     return parts + [_html_grid(grid) for grid in others if grid.rows]
 
 
-def _image(images: Mapping[str, bytes], name: str) -> str:
+def _image(images: Mapping[str, bytes], name: str, title: str) -> str:
     if name not in images:
         return ""
+    alt = f"{title}: {_SHOWN.get(name, name)}"
     data = base64.b64encode(images[name]).decode()
-    return f'<figure><img alt="{escape(name)}" src="data:image/png;base64,{data}"></figure>'
+    return f'<figure><img alt="{escape(alt)}" src="data:image/png;base64,{data}"></figure>'
 
 
-def _html_grid(grid: Grid) -> str:
+def _html_grid(grid: Grid, kind: str = "ours") -> str:
     head = "".join(f"<th>{_break(column)}</th>" for column in grid.columns)
     body = "".join(
         "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in grid.rows
@@ -159,8 +181,8 @@ def _html_grid(grid: Grid) -> str:
     note = f'<p class="quiet">{escape(grid.note)}</p>' if grid.note else ""
     return (
         f"<h3>{escape(grid.title)}</h3>"
-        f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
-        f"</div>{note}"
+        f'<div class="scroll"><table class="{kind}"><thead><tr>{head}</tr></thead>'
+        f"<tbody>{body}</tbody></table></div>{note}"
     )
 
 

@@ -56,10 +56,22 @@ def test_every_policy_is_measured_under_every_rate_and_seed():
     assert len(found.entries) == len(places) == 16
 
 
+def test_policies_measured_under_the_same_seed_share_a_job():
+    """Their workload is drawn and laid out once; equal flags are neighbours."""
+    _, runner = run(_with(token_budgets=(4_096,)))
+    jobs = [job for job in runner.jobs if job.seed in PLAN.seeds and job.slo_scale is None]
+    assert len(jobs) == 4 * len(PLAN.seeds)
+    assert [(one.policy, one.token_budget) for one in jobs[0].variants] == [
+        ("hexgen-flow", 0),
+        ("vllm", 0),
+        ("vllm", 4_096),
+    ]
+
+
 def test_alpha_is_tuned_on_seeds_that_are_never_measured():
     """Grid values are tried on the tuning seed only; measured runs have the best one."""
     found, runner = run(PLAN)
-    tried = {job.seed for job in runner.jobs if len(job.variants) > 1}
+    tried = {job.seed for job in runner.jobs if len(job.variants) > len(PLAN.policies)}
     assert tried == {1_000_000}
     alphas = {entry.row.variant.alpha for entry in found.entries if _is_flow(entry.contender)}
     assert alphas == {0.04}

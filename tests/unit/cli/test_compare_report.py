@@ -14,7 +14,7 @@ from services.cli.compare import rich_table, slug, write
 from services.cli.lab.bench import Workbench
 from services.cli.lab.comparison import Comparison, Plan, compare
 from services.cli.lab.gantt import gantt_figure, lanes
-from services.cli.lab.grids import Grid, grids_of, thinned, without_intervals
+from services.cli.lab.grids import Grid, grids_of, overview_grid, thinned, without_intervals
 from services.cli.lab.headlines import headlines
 from services.cli.lab.html import markdown, page
 from services.cli.lab.jsonable import comparison_json
@@ -37,12 +37,14 @@ def answer(job: Job, variant: Variant) -> Measured:
 
 
 def scripted(
-    answers: Callable[[Job, Variant], Measured], policies: tuple[str, ...] = POLICIES
+    answers: Callable[[Job, Variant], Measured],
+    policies: tuple[str, ...] = POLICIES,
+    settings: tuple[Setting, ...] = (SETTING,),
 ) -> Comparison:
     """Policies, three rates, two seeds."""
     plan = Plan(
         setup=setup(),
-        settings=(SETTING,),
+        settings=settings,
         policies=policies,
         rates=parse_rates("0.1,0.25,0.4"),
         seeds=(0, 1),
@@ -85,6 +87,23 @@ def test_tenants_are_shown_in_the_order_of_their_numbers():
     assert grid.columns == ("policy", "slo-3", "slo-10")
     assert grid.rows[0] == ("vllm", "50.0 ± 0.0", "100.0 ± 0.0")
     assert grid.rows[1][1:] == ("–", "–")
+
+
+def test_several_settings_have_one_table_of_all():
+    """The first policy's rate in each, and how much that is of the others'."""
+    other = msgspec.structs.replace(SETTING, fleet="homogeneous")
+    both = scripted(answer, settings=(SETTING, other))
+    grid = overview_grid(both)
+    assert [row[0].split(" on ")[1] for row in grid.rows] == [
+        "hetero-1, poisson arrivals",
+        "homogeneous, poisson arrivals",
+    ]
+    assert grid.columns[2:6] == POLICIES
+    assert grid.rows[0][2].startswith("0.32")
+    assert grid.rows[0][5].startswith("≥ 3.2")
+    assert {len(row) for row in grid.rows} == {len(grid.columns)}
+    assert grid.title in page(both, {SETTING: {}, other: {}}, "")
+    assert grid.title in markdown(both)
 
 
 def test_every_row_is_as_wide_as_its_heading(found: Comparison):
@@ -162,6 +181,13 @@ def test_runs_too_short_for_a_steady_state_are_called_so(p95_s: float, is_short:
     )
     short = compare(plan, ScriptedRunner(lambda _job, _variant: measured(p95_s=p95_s)))
     assert ("Careful" in headlines(short, SETTING)[-1]) is is_short
+
+
+def test_the_page_is_readable_in_the_dark(found: Comparison):
+    """Colours follow the reader's setting; pictures stay on white."""
+    text = page(found, {SETTING: {}}, "")
+    assert "prefers-color-scheme: dark" in text
+    assert "color-scheme: light dark" in text
 
 
 def test_the_page_needs_no_network(folder: Path):
