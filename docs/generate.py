@@ -7,6 +7,7 @@
 from pathlib import Path
 
 from services.dispatcher.settings import DispatcherSettings
+from services.gateway.settings import GatewaySettings
 from services.tuner.settings import TunerSettings
 from services.worker.settings import WorkerSettings
 from shared.runtime.settings import MESH_PREFIX, MeshSettings, SettingRow, describe
@@ -17,6 +18,7 @@ CLASSES = (
     ("Dispatcher", "DISPATCHER_", DispatcherSettings),
     ("Worker", "WORKER_", WorkerSettings),
     ("Tuner", "TUNER_", TunerSettings),
+    ("Gateway", "GATEWAY_", GatewaySettings),
 )
 INTRODUCTION = """\
 # Settings

@@ -3,7 +3,7 @@
 The broker is in memory unless another is given, so only this process can reach it. The state store
 is a real Valkey, so the same scripts run as in production. Engines are simulated.
 
-The only module of the command line that imports the other services.
+The only module of the command line that runs the other services.
 """
 
 import asyncio
@@ -18,6 +18,11 @@ from services.cli.session import MeshAccess
 from services.cli.virtual_time import VirtualTimeLoop, holding
 from services.dispatcher.app import build_dispatcher
 from services.dispatcher.params import DispatcherParams
+from services.gateway.app import build_gateway
+from services.gateway.gateway import Gateway
+from services.gateway.metrics import GatewayMetrics
+from services.gateway.params import GatewayParams
+from services.gateway.server import listener
 from services.tuner.app import build_tuner, replay_processes
 from services.tuner.params import TunerParams
 from services.tuner.replay import ProcessReplay
@@ -61,6 +66,10 @@ class EmbeddedParams:
     """When and how it acts; None: as a tuner process would by default."""
     drain_s: float = 10.0
     """Longest time running calls get to finish at the end, wall seconds."""
+    gateway: GatewayParams | None = None
+    """How a gateway behaves; None: none runs."""
+    gateway_address: tuple[str, int] = ("127.0.0.1", 0)
+    """Where it listens; port 0: a free one."""
 
     def __post_init__(self) -> None:
         make_policy(self.policy, self.alpha)  # says what is wrong before anything is started
@@ -86,6 +95,13 @@ class EmbeddedMesh(MeshAccess):
     services: dict[str, ServiceProbe] = field(default_factory=dict)
     engines: dict[str, SimulatedEngine] = field(default_factory=dict)
     """instance_id -> its engine, to make it misbehave."""
+    gateways: dict[str, Gateway] = field(default_factory=dict)
+    """URL -> the gateway that is served there."""
+
+    @property
+    def gateway_url(self) -> str:
+        """Where its gateway is served; empty without one."""
+        return next(iter(self.gateways), "")
 
 
 @asynccontextmanager
@@ -147,6 +163,10 @@ async def open_mesh_on(
         if params.tunes:
             await stack.enter_async_context(_tuner(mesh))
         await stack.enter_async_context(_dispatcher(mesh))
+        if params.gateway is not None:
+            address = params.gateway_address
+            gateway = serving_gateway(mesh, store, params.gateway, address, params.drain_s)
+            await stack.enter_async_context(gateway)
         yield mesh
 
 
@@ -211,6 +231,39 @@ async def _dispatcher(mesh: EmbeddedMesh) -> AsyncIterator[None]:
     )
     async with _serving(mesh, {"dispatcher": dispatcher.serve}):
         yield
+
+
+@asynccontextmanager
+async def serving_gateway(
+    mesh: EmbeddedMesh,
+    store: StateStore,
+    params: GatewayParams,
+    address: tuple[str, int],
+    drain_s: float,
+) -> AsyncIterator[Gateway]:
+    """Serve a gateway of the mesh while the block runs."""
+    with listener(*address) as sock:
+        host, port = sock.getsockname()[:2]
+        url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        metrics = GatewayMetrics()
+        name = f"gateway {params.gateway_id}"
+        gateway = build_gateway(
+            broker=mesh.broker,
+            store=store,
+            clock=mesh.clock,
+            topics=mesh.topics,
+            params=params,
+            metrics=metrics,
+            health=_probe(mesh, name, metrics).health,
+            drain_s=drain_s,
+        )
+
+        async def serve(stop: asyncio.Event) -> None:
+            await gateway.serve(sock, stop)
+
+        async with _serving(mesh, {name: serve}):
+            mesh.gateways[url] = gateway
+            yield gateway
 
 
 def _probe(mesh: EmbeddedMesh, name: str, metrics: Metrics) -> ServiceProbe:

@@ -113,6 +113,10 @@ class Producer:
         tombstone = CancelQuery(query_id=cancelled_id, until_s=max(0.0, until_s), reason=reason)
         await self._publisher.until_taken(CANCELLATIONS, tombstone, key=cancelled_id)
 
+    def abandon(self, request_id: str) -> None:
+        """Wait no longer for a call's outcome; it is passed over if it comes."""
+        self._pending.pop(request_id, None)
+
     async def keep_from(self, offset: int) -> None:
         """Commit from where the next life has to read outcomes; only with `resume_as`.
 

@@ -1,0 +1,197 @@
+"""The gateway: what it follows, what it serves, and in which order it starts and stops.
+
+Stopping order: unready, stop accepting, finish open calls within the drain bound, publish the
+tombstones of those that were cut off, close.
+"""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+
+import structlog
+from starlette.types import ASGIApp
+
+from services.gateway.access import Access
+from services.gateway.admission import Admission
+from services.gateway.call_routes import CallRoutes
+from services.gateway.calls import CallDesk
+from services.gateway.chunk_reader import ChunkReader
+from services.gateway.fleet import Fleet
+from services.gateway.metrics import GatewayMetrics
+from services.gateway.params import GatewayParams
+from services.gateway.query_memory import QueryMemory
+from services.gateway.routing import application
+from services.gateway.server import serving
+from shared.contracts.codec import decode_any
+from shared.contracts.messages import (
+    AlphaUpdate,
+    InstanceState,
+    RecoveryProbe,
+    SpeedUpdate,
+    WorkflowProfile,
+)
+from shared.contracts.topics import CONTROL, INSTANCE_STATES, Topics
+from shared.errors import ContractError
+from shared.ports import Broker, Clock, Record, StateStore
+from shared.runtime.health import Health
+from shared.runtime.tables import follow_topic
+from shared.sdk import Producer, open_producer
+
+REMEMBERED_QUERIES = 20_000
+CANCELS_WITHIN_S = 5.0
+Start = Callable[[Coroutine[None, None, None], str], None]
+log = structlog.get_logger(__name__)
+
+
+class Gateway:
+    """Serves HTTP in front of a mesh.
+
+    Args:
+        broker: The mesh's broker.
+        store: The mesh's state store.
+        clock: Mesh clock.
+        topics: Names.
+        params: How it behaves.
+        metrics: What it counts.
+        health: Whether it is ready.
+        drain_s: Longest time for open calls at the end, wall seconds.
+
+    Raises:
+        ConfigError: The keys file is wrong.
+    """
+
+    def __init__(
+        self,
+        *,
+        broker: Broker,
+        store: StateStore,
+        clock: Clock,
+        topics: Topics,
+        params: GatewayParams,
+        metrics: GatewayMetrics,
+        health: Health,
+        drain_s: float,
+    ) -> None:
+        self._broker = broker
+        self._store = store
+        self._clock = clock
+        self._topics = topics
+        self._params = params
+        self._metrics = metrics
+        self._health = health
+        self._drain_s = drain_s
+        self._access = Access(params.keys_file, clock, params.keys_check_s, metrics)
+        self.fleet = Fleet(clock)
+        self.desk: CallDesk | None = None
+        """The calls; None before the gateway serves."""
+
+    async def serve(self, sock: socket.socket, stop: asyncio.Event) -> None:
+        """Serve on a listening socket until `stop` is set."""
+        async with AsyncExitStack() as stack:
+            start = await stack.enter_async_context(_background())
+            await self._follow(stack, start)
+            producer = await stack.enter_async_context(
+                open_producer(
+                    self._broker,
+                    self._topics,
+                    self._clock,
+                    partition=self._params.reply_partition,
+                    store=self._store,
+                )
+            )
+            desk, app = self._application(producer, start)
+            async with serving(
+                app,
+                sock,
+                header_timeout_s=self._params.header_timeout_s,
+                drain_s=self._drain_s,
+            ):
+                self._health.clear()
+                log.info("gateway_serving", address=sock.getsockname())
+                await stop.wait()
+                self._health.block("stop", "draining")
+            with suppress(TimeoutError):
+                async with asyncio.timeout(CANCELS_WITHIN_S):
+                    await desk.cancels_sent()
+        log.info("gateway_drained", **desk.counts)
+
+    def _application(self, producer: Producer, start: Start) -> tuple[CallDesk, ASGIApp]:
+        params, clock = self._params, self._clock
+        chunks = ChunkReader(self._store)
+        memory = QueryMemory(REMEMBERED_QUERIES)
+        desk = CallDesk(producer, chunks, clock, params, memory)
+        self.desk = desk
+        start(chunks.run(), "chunks")
+        start(desk.run(), "cancels")
+        start(self._access.follow(), "keys")
+        admission = Admission(
+            clock,
+            max_open=params.max_open,
+            max_waiting=params.max_waiting,
+            retry_after_s=params.retry_after_s,
+        )
+        calls = CallRoutes(
+            desk=desk,
+            fleet=self.fleet,
+            access=self._access,
+            admission=admission,
+            memory=memory,
+            clock=clock,
+            params=params,
+            metrics=self._metrics,
+        )
+        return desk, application(calls, self._metrics)
+
+    async def _follow(self, stack: AsyncExitStack, start: Start) -> None:
+        """Follow the mesh's tables; returns when they are read up to the present."""
+        tables: dict[str, Callable[[Record], None]] = {
+            INSTANCE_STATES: self._on_state,
+            CONTROL: self._on_control,
+        }
+        for topic, take in tables.items():
+            name = f"follow-{topic}"
+            follower = await stack.enter_async_context(
+                follow_topic(
+                    self._broker,
+                    self._topics.name(topic),
+                    take,
+                    lambda pulse=name: self._health.beat(pulse),  # type: ignore[misc]
+                )
+            )
+            start(follower.follow(asyncio.Event()), name)
+            await follower.caught_up()
+
+    def _on_state(self, record: Record) -> None:
+        if record.value is None:
+            self.fleet.forget((record.key or b"").decode(errors="replace"))
+            return
+        state = _read(record, InstanceState, RecoveryProbe)
+        if isinstance(state, InstanceState):
+            self.fleet.take(record.offset, state)
+
+    def _on_control(self, record: Record) -> None:
+        update = _read(record, AlphaUpdate, WorkflowProfile, SpeedUpdate)
+        if isinstance(update, SpeedUpdate):
+            self.fleet.speeds[update.instance_id] = update
+        elif isinstance(update, AlphaUpdate):
+            self.fleet.alphas[update.pool] = update
+
+
+@asynccontextmanager
+async def _background() -> AsyncIterator[Start]:
+    """Run tasks until the block ends."""
+    tasks: list[asyncio.Task[None]] = []
+    async with asyncio.TaskGroup() as group:
+        try:
+            yield lambda work, name: tasks.append(group.create_task(work, name=name))
+        finally:
+            for task in tasks:
+                task.cancel()
+
+
+def _read(record: Record, *classes: type) -> object:
+    try:
+        return decode_any(record.value or b"", *classes)
+    except ContractError:
+        return None

@@ -1,0 +1,125 @@
+"""The HTTP server: uvicorn, with a bound on how long a request's head may take to arrive.
+
+uvicorn closes a connection that idles between requests, but waits for ever for the rest of a head
+that began: a few thousand clients that send a byte now and then would hold all connections.
+"""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, nullcontext
+from typing import Any
+
+import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from shared.errors import ConfigError
+
+BACKLOG = 4_096
+KEEP_ALIVE_S = 30
+MAX_HEAD_BYTES = 64 * 1024
+
+
+class PatientProtocol(HttpToolsProtocol):
+    """Reads requests; closes a connection whose next head is not complete in time."""
+
+    header_timeout_s = 10.0
+
+    def connection_made(self, transport: Any) -> None:
+        """Begin to wait for the first head."""
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._num_head_bytes = 0
+        super().connection_made(transport)
+        self._expect_head()
+
+    def data_received(self, data: bytes) -> None:
+        """Take bytes; the time for a head runs from its first byte, or from the connection."""
+        super().data_received(data)
+        if not self._is_between_requests():
+            self._stop_expecting()
+            return
+        self._num_head_bytes += len(data)
+        if self._num_head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
+            self.transport.close()
+        self._expect_head()
+
+    def on_headers_complete(self) -> None:
+        """Take a complete head."""
+        self._stop_expecting()
+        super().on_headers_complete()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End."""
+        self._stop_expecting()
+        super().connection_lost(exc)
+
+    def _is_between_requests(self) -> bool:
+        return self.cycle is None or bool(self.cycle.response_complete)
+
+    def _expect_head(self) -> None:
+        if self._head_timer is None:
+            self._head_timer = self.loop.call_later(self.header_timeout_s, self._give_up)
+
+    def _stop_expecting(self) -> None:
+        self._num_head_bytes = 0
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _give_up(self) -> None:
+        self._head_timer = None
+        if self._is_between_requests() and not self.transport.is_closing():
+            self.transport.close()
+
+
+def listener(host: str, port: int) -> socket.socket:
+    """Return a listening socket; port 0 takes a free one.
+
+    Raises:
+        ConfigError: The address cannot be listened on.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=BACKLOG)
+    except OSError as exc:
+        raise ConfigError(
+            f"cannot serve the gateway on {host} port {port}: {exc.strerror}"
+        ) from exc
+
+
+@asynccontextmanager
+async def serving(
+    app: ASGIApp, sock: socket.socket, *, header_timeout_s: float, drain_s: float
+) -> AsyncIterator[None]:
+    """Serve an application while the block runs; then finish what is open, within a bound.
+
+    Args:
+        app: What answers.
+        sock: Where to listen.
+        header_timeout_s: Longest time for a request's head, wall seconds.
+        drain_s: Longest time for open requests at the end, wall seconds.
+    """
+    protocol = type("Protocol", (PatientProtocol,), {"header_timeout_s": header_timeout_s})
+    config = uvicorn.Config(
+        app,
+        http=protocol,
+        ws="none",
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        server_header=False,
+        date_header=False,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=max(1, round(drain_s)),
+    )
+    server = uvicorn.Server(config)
+    server.capture_signals = nullcontext  # type: ignore[method-assign,assignment]  # signals are ours
+    async with asyncio.TaskGroup() as group:
+        group.create_task(server.serve(sockets=[sock]), name="http")
+        try:
+            while not server.started:  # noqa: ASYNC110 - uvicorn has no event for it
+                await asyncio.sleep(0.005)
+            yield
+        finally:
+            server.should_exit = True
