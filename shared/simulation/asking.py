@@ -5,6 +5,7 @@ believes them to be; an engine's memory is seen as of its last change of batch. 
 a policy object of its own.
 """
 
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from shared.scheduling.policies import make_policy
@@ -33,6 +34,10 @@ class Core(Protocol):
         """Answer a question about a call."""
         ...
 
+    def write(self, table: str, field: str, values: Sequence[float]) -> None:
+        """Set a field of every record of a table."""
+        ...
+
 
 class PolicyDesk:
     """Answers the event loop's questions by asking a policy.
@@ -50,6 +55,16 @@ class PolicyDesk:
         self._policies = [
             make_policy(scenario.policy, scenario.alpha) for _ in range(scenario.num_dispatchers)
         ]
+        self._believed, self._hits = scenario.believed, scenario.hit_factors
+
+    def believe(
+        self, alpha: float | None, believed: Mapping[str, float], hits: Mapping[str, float]
+    ) -> None:
+        """Answer with another α (None: the same), and other beliefs, from now on."""
+        self._believed, self._hits = believed, hits
+        if alpha is not None:
+            for policy in self._policies:
+                policy.set_alpha(alpha)
 
     def answer_pending(self) -> None:
         """Ask the policy about the pending call and pass its answer on."""
@@ -114,7 +129,8 @@ class PolicyDesk:
                     capacity=core.read("lines", place, "admission"),
                     kv_used_tokens=self._kv_used_tokens(place),
                     head_score=self._head_score(place),
-                    speed_factor=self._scenario.speed_factors.get(spec.instance_id, 1.0),
+                    speed_factor=self._believed.get(spec.instance_id, 1.0),
+                    hit_factor=self._hits.get(spec.instance_id, 1.0),
                 )
             )
         return views, costs

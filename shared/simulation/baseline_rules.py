@@ -135,12 +135,13 @@ def prefill_share(tables: Tables, run: RunState, index: int, dispatcher: int) ->
 def own_prefill_s(tables: Tables, index: int, instance: int) -> float:
     """Return the expected prefill time of a call on an instance."""
     engine = tables.engines[instance]
+    belief = tables.beliefs[instance]
     own_s = prefill_s(
         tables.calls[index].input_tokens - tables.cached_tokens[instance],
         engine.max_batched_tokens,
-        engine.weights_s,
-        engine.overhead_s,
-        engine.prefill_s_per_token,
+        belief.weights_s,
+        belief.overhead_s,
+        belief.prefill_s_per_token,
         engine.chunk_waste_tokens,
     )
     return min(own_s, tables.costs_s[instance])
@@ -167,16 +168,16 @@ def run_for_s(
     tables: Tables, run: RunState, index: int, dispatcher: int, instance: int, share: float
 ) -> float:
     """Return the estimated time of a call among others in the batch."""
-    engine = tables.engines[instance]
+    belief = tables.beliefs[instance]
     view = tables.views[dispatcher * run.num_instances + instance]
     num_others = min(float(view.outstanding), slots(tables, index, instance) - 1.0)
     slowdown = decode_slowdown(
         num_others + 1.0,
         tables.calls[index].input_tokens + tables.plans[index].predicted_tokens / 2.0,
-        engine.weights_s,
-        engine.overhead_s,
-        engine.seq_s,
-        engine.kv_s_per_token,
+        belief.weights_s,
+        belief.overhead_s,
+        belief.seq_s,
+        belief.kv_s_per_token,
     )
     own_s = own_prefill_s(tables, index, instance)
     decode_s = tables.costs_s[instance] - own_s
@@ -199,14 +200,14 @@ def choose_shortest_wait(tables: Tables, run: RunState, index: int, dispatcher: 
 
 def throughput(tables: Tables, index: int, instance: int) -> float:
     """Return output tokens per second of an instance full of calls like this one."""
-    engine = tables.engines[instance]
+    belief = tables.beliefs[instance]
     return token_throughput(
         slots(tables, index, instance),
         tables.calls[index].input_tokens + tables.plans[index].predicted_tokens,
-        engine.weights_s,
-        engine.overhead_s,
-        engine.seq_s,
-        engine.kv_s_per_token,
+        belief.weights_s,
+        belief.overhead_s,
+        belief.seq_s,
+        belief.kv_s_per_token,
     )
 
 

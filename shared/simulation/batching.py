@@ -18,9 +18,9 @@ from shared.simulation.iteration import (
     enter_engine,
     remove_call,
     start_segment,
-    sync_segment,
 )
 from shared.simulation.kernel_state import CallState, NodeState
+from shared.simulation.segments import sync_segment
 from shared.simulation.tables import Tables
 
 _NODES_BEFORE_SWEEP = 4_096

@@ -11,7 +11,7 @@ or compiles it (some ten seconds, once); `simulator` does it when a run is worth
 
 import hashlib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from types import FunctionType, ModuleType
 from typing import Any, get_args, get_type_hints
@@ -42,6 +42,7 @@ from shared.simulation import (
     kernel_state,
     kv_blocks,
     rules,
+    segments,
     tables,
 )
 from shared.simulation.fleet_kernel import run_fleet
@@ -76,6 +77,7 @@ KERNELS: tuple[ModuleType, ...] = (
     kv_blocks,
     batch_lists,
     iteration,
+    segments,
     gate,
     heaps,
     choosing,
@@ -192,6 +194,10 @@ class CompiledCore:
         """Answer a question about a call."""
         self._arrays["runs"]["chosen"] = chosen
         self._arrays["runs"]["chosen_score"] = score
+
+    def write(self, table: str, field: str, values: Sequence[float]) -> None:
+        """Set a field of every record of a table."""
+        self._arrays[table][field] = values
 
 
 def addresses_of(arrays: Mapping[str, np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:

@@ -13,6 +13,9 @@ brings its first token or ends, and when an iteration has admitted a call: when 
 Messages: a call reaches its dispatcher `hop_s` after it is ready, its instance `hop_s` after it is
 assigned, its result the producer `hop_s` after it ends. A dispatcher sees its own assignments at
 once, those of others and all ends `state_delay_s` after they happened.
+
+The loop stops before the first instant at or after `pause_s`, so that what policies believe, or how
+fast instances are, can be changed from outside.
 """
 
 import math
@@ -27,7 +30,6 @@ from shared.simulation.iteration import (
     complete_segment,
     enter_engine,
     start_segment,
-    sync_segment,
 )
 from shared.simulation.kernel_state import EngineState
 from shared.simulation.rules import (
@@ -37,10 +39,12 @@ from shared.simulation.rules import (
     price_call,
     touch_instance,
 )
+from shared.simulation.segments import end_with_present, sync_segment
 from shared.simulation.tables import Tables
 
 DONE = 0
 ASKS = 1
+PAUSES = 2
 
 STAGE_READY = 0
 AT_DISPATCHER = 1
@@ -50,9 +54,10 @@ VIEW_CHANGED = 4
 
 
 def run_fleet(tables: Tables) -> int:
-    """Run until everything has happened (DONE) or an external policy is asked (ASKS).
+    """Run until everything has happened (DONE), a policy is asked (ASKS), or `pause_s` (PAUSES).
 
-    When asked, the answer goes to `chosen` (and `chosen_score`) of the run; then call again.
+    When asked, the answer goes to `chosen` (and `chosen_score`) of the run; then call again. After
+    a pause set the next one and call again.
     """
     run = tables.runs[0]
     while True:
@@ -60,10 +65,22 @@ def run_fleet(tables: Tables) -> int:
             run.now_s = _next_instant_s(tables, run)
             if run.now_s == math.inf:
                 return DONE
+            if run.now_s >= run.pause_s:
+                _pause(tables, run)
+                return PAUSES
             _let_happen(tables, run)
         if run.has_news != 0 and run.pool_size > 0 and _offer_pool(tables, run) == ASKS:
             return ASKS
         _start_touched(tables, run)
+
+
+def _pause(tables: Tables, run: RunState) -> None:
+    if run.cuts_at_pause == 0:
+        return
+    for instance in range(run.num_instances):
+        engine = tables.engines[instance]
+        end_with_present(tables, engine, run.pause_s)
+        tables.wakes_s[instance] = engine.end_s
 
 
 def _next_instant_s(tables: Tables, run: RunState) -> float:
@@ -295,8 +312,10 @@ def _assign_call(tables: Tables, run: RunState, index: int, instance: int) -> No
     plan.t_comp_s = tables.costs_s[instance]
     call.priority = line_score(tables, run, index, plan.t_comp_s)
     if plan.chain >= 0 and tables.lines[instance].caches != 0:
-        call.chain = instance * run.num_nodes + plan.chain
-        _bind_chain(tables, call.chain, 1)
+        chain = instance * run.num_nodes + plan.chain
+        _bind_chain(tables, chain, 1)
+        if tables.lines[instance].reuses != 0:
+            call.chain = chain
     dispatcher = tables.queries[tables.stages[plan.stage].query].dispatcher
     view = tables.views[dispatcher * run.num_instances + instance]
     view.backlog_s += plan.t_comp_s

@@ -40,6 +40,9 @@ class RunState:
         num_touched: Entries of `touched`.
         num_ended: Queries that ended.
         num_instants: Instants visited (a measure of work).
+        pause_s: Instant at which the run stops once, so that something can be changed from outside.
+        cuts_at_pause: Whether segments end there with the iteration in flight, because the speed of
+            instances changes.
     """
 
     __slots__ = (
@@ -47,6 +50,7 @@ class RunState:
         "choose_rule",
         "chosen",
         "chosen_score",
+        "cuts_at_pause",
         "deliveries",
         "free_timer",
         "has_news",
@@ -64,6 +68,7 @@ class RunState:
         "num_timers",
         "num_touched",
         "order_rule",
+        "pause_s",
         "pending_call",
         "pool_kept",
         "pool_read",
@@ -77,6 +82,7 @@ class RunState:
     hop_s: Real
     state_delay_s: Real
     chosen_score: Real
+    pause_s: Real
     look_past: Int
     num_queries: Int
     num_instances: Int
@@ -99,6 +105,7 @@ class RunState:
     num_touched: Int
     num_ended: Int
     num_instants: Int
+    cuts_at_pause: Int
 
 
 class QueryState:
@@ -232,7 +239,8 @@ class LineState:
         present: Calls delivered and not ended.
         present_since_s: When that number last changed.
         present_s: Integral of that number over time.
-        caches: Whether it reuses prefixes.
+        caches: Whether policies believe that it reuses prefixes.
+        reuses: Whether it does.
         kv_tokens: Its KV memory as declared, tokens.
         work_weight: Weight of its cumulative work in the policy `ratio`.
         has_news: Whether its line or its engine changed visibly at this instant.
@@ -252,6 +260,7 @@ class LineState:
         "present",
         "present_s",
         "present_since_s",
+        "reuses",
         "size",
         "tie_key",
         "work_weight",
@@ -269,9 +278,35 @@ class LineState:
     tie_key: Int
     num_calls: Int
     caches: Int
+    reuses: Int
     kv_tokens: Int
     has_news: Int
     is_touched: Int
+
+
+class BeliefState:
+    """What policies believe of one instance's speed, which need not be true.
+
+    Attributes:
+        overhead_s: See `LatencyModel`, learned correction included; likewise the next four.
+        hit_factor: Share of the prompt tokens expected in its cache that are found there.
+    """
+
+    __slots__ = (
+        "hit_factor",
+        "kv_s_per_token",
+        "overhead_s",
+        "prefill_s_per_token",
+        "seq_s",
+        "weights_s",
+    )
+
+    overhead_s: Real
+    weights_s: Real
+    prefill_s_per_token: Real
+    seq_s: Real
+    kv_s_per_token: Real
+    hit_factor: Real
 
 
 class ViewState:

@@ -4,7 +4,7 @@ Records become plain objects in lists, the functions run as they are written, an
 behind is written back to the arrays at the end.
 """
 
-from collections.abc import MutableSequence
+from collections.abc import MutableSequence, Sequence
 from typing import Any, get_args, get_type_hints
 
 import numpy as np
@@ -50,6 +50,11 @@ class InterpretedCore:
         run = self._tables.runs[0]
         run.chosen = chosen
         run.chosen_score = score
+
+    def write(self, table: str, field: str, values: Sequence[float]) -> None:
+        """Set a field of every record of a table."""
+        for record, value in zip(getattr(self._tables, table), values, strict=True):
+            setattr(record, field, value)
 
 
 def _objects(kind: type, array: np.ndarray[Any, Any]) -> MutableSequence[Any]:

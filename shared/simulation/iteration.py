@@ -48,7 +48,7 @@ def enter_engine(tables: Tables, engine: EngineState, index: int, now_s: float) 
     """Put a call among the waiting inside the engine; the segment in flight must be synced."""
     join_waiting(tables, engine, index)
     if engine.iterations > 0:
-        _cut(engine)
+        cut_segment(engine)
     else:
         engine.clock_s = max(engine.clock_s, now_s)
 
@@ -242,7 +242,7 @@ def elapsed_s(engine: EngineState, iterations: int) -> float:
     return iterations * engine.linear_s + engine.quadratic_s * (iterations * (iterations + 1) // 2)
 
 
-def _cut(engine: EngineState) -> None:
+def cut_segment(engine: EngineState) -> None:
     """Let the segment end with the iteration in flight."""
     if engine.iterations > 1:
         engine.iterations = 1
@@ -258,7 +258,7 @@ def complete_segment(
     Writes `num_events` pairs (call index, FIRST_TOKEN or FINISHED) to `events`: ends of decoding
     calls in order of admission, then first tokens in order of admission.
     """
-    _advance_iterations(tables, engine, engine.iterations)
+    advance_iterations(tables, engine, engine.iterations)
     engine.busy_s += engine.end_s - engine.start_s
     engine.clock_s = engine.end_s
     engine.iterations = 0
@@ -277,7 +277,7 @@ def complete_segment(
         index = following
 
 
-def _advance_iterations(
+def advance_iterations(
     tables: Tables,
     engine: EngineState,
     count: int,
@@ -323,52 +323,6 @@ def _finish_prefill(
         _emit_finished(tables, engine, index)
 
 
-def sync_segment(
-    tables: Tables,
-    engine: EngineState,
-    now_s: float,
-) -> None:
-    """Bring the state up to `now_s`, which lies before the end of the segment in flight.
-
-    Afterwards the first iteration of the segment is the one in flight, or, when an iteration
-    ends at `now_s` exactly, there is no segment and the next is planned later.
-    """
-    if engine.iterations == 0:
-        return
-    done = _iterations_done(engine, now_s)
-    if done == 0:
-        return
-    _advance_iterations(tables, engine, done)
-    boundary_s = engine.start_s + elapsed_s(engine, done)
-    engine.busy_s += boundary_s - engine.start_s
-    engine.clock_s = boundary_s
-    engine.iterations -= done
-    if boundary_s >= now_s:
-        engine.iterations = 0
-        engine.end_s = math.inf
-        return
-    engine.start_s = boundary_s
-    engine.linear_s += engine.quadratic_s * done
-    take_blocks(tables, engine, growth_blocks(tables, engine, 0, 1))
-
-
-def _iterations_done(engine: EngineState, now_s: float) -> int:
-    """Return how many iterations of the segment have ended at `now_s` (fewer than all)."""
-    elapsed = now_s - engine.start_s
-    half = engine.linear_s + 0.5 * engine.quadratic_s
-    if engine.quadratic_s > 0.0:
-        root = math.sqrt(half * half + 2.0 * engine.quadratic_s * elapsed)
-        guess = 2.0 * elapsed / (half + root)
-    else:
-        guess = elapsed / half
-    done = min(int(guess), engine.iterations - 1)
-    while done > 0 and engine.start_s + elapsed_s(engine, done) > now_s:
-        done -= 1
-    while done < engine.iterations - 1 and engine.start_s + elapsed_s(engine, done + 1) <= now_s:
-        done += 1
-    return done
-
-
 def remove_call(
     tables: Tables,
     engine: EngineState,
@@ -384,7 +338,7 @@ def remove_call(
     else:
         in_flight = engine.iterations > 0
         if in_flight:
-            _cut(engine)
+            cut_segment(engine)
             engine.linear_s = engine.end_s - engine.start_s
             engine.quadratic_s = 0.0
         _give_up_memory(tables, engine, index, grown=in_flight)

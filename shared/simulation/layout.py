@@ -3,12 +3,13 @@
 Queries that share one `stages` tuple (repetitions of a trace) are laid out once and copied.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from shared.domain.instance import InstanceSpec
+from shared.domain.profile import WorkflowShape
 from shared.domain.trace import TraceQuery
 from shared.errors import ConfigError
 from shared.scheduling.dispatch import text_key
@@ -18,6 +19,7 @@ from shared.simulation.baseline_rules import NOTES
 from shared.simulation.engine_states import new_engine_state
 from shared.simulation.fleet_state import (
     UNASSIGNED,
+    BeliefState,
     LineState,
     PlanState,
     QueryState,
@@ -43,6 +45,7 @@ Array = np.ndarray[Any, Any]
 Arrays = dict[str, Array]
 
 MAX_CALLS = 2**31 - 1
+COEFFICIENTS = ("overhead_s", "weights_s", "prefill_s_per_token", "seq_s", "kv_s_per_token")
 
 
 class Layout:
@@ -71,7 +74,7 @@ class Layout:
             for model, members in self._members.items()
             if members
         }
-        self._times = {model: self._fleet_times(model) for model in models}
+        self._times = self._fleet_times(scenario.shapes, scenario.believed)
         self.arrays = self._workload_tables() | self._fleet_tables(models)
 
     def tables_for(
@@ -101,6 +104,7 @@ class Layout:
         run["num_dispatchers"] = scenario.num_dispatchers
         run["choose_rule"], run["order_rule"] = choose_rule, order_rule
         run["pending_call"] = -1
+        run["pause_s"] = np.inf
         arrays["queries"]["dispatcher"] = (
             np.arange(len(arrays["queries"])) % scenario.num_dispatchers
         )
@@ -115,10 +119,49 @@ class Layout:
         arrays["pool"] = np.empty(num_calls, np.int64)
         return arrays
 
-    def _fleet_times(self, model: str) -> FleetTimes:
-        factors = self.scenario.speed_factors
-        pool = [(spec, factors.get(spec.instance_id, 1.0)) for spec in self._members[model]]
-        return FleetTimes(self.scenario.shapes, pool)
+    def expected(
+        self, shapes: Mapping[str, WorkflowShape], believed: Mapping[str, float]
+    ) -> dict[tuple[str, str], Array]:
+        """Return (table, field) -> what policies expect of every stage and call.
+
+        Args:
+            shapes: What they expect of workflows.
+            believed: What they believe of speeds.
+        """
+        if self.scenario.oracle:
+            return {}
+        times = self._fleet_times(shapes, believed)
+        known: dict[tuple[int, str, str], tuple[list[float], ...]] = {}
+        stage_s, remaining_s, lengths = [], [], []
+        for query in self.scenario.queries:
+            key = (id(query.stages), query.workflow, query.model)
+            if key not in known:
+                pairs = expected_times(query, times[query.model])
+                groups = expected_lengths(query, shapes)
+                known[key] = (
+                    [stage for stage, _ in pairs],
+                    [remaining for _, remaining in pairs],
+                    [tokens for group in groups for tokens in group],
+                )
+            found = known[key]
+            stage_s += found[0]
+            remaining_s += found[1]
+            lengths += found[2]
+        return {
+            ("stages", "expected_s"): np.array(stage_s),
+            ("stages", "remaining_s"): np.array(remaining_s),
+            ("plans", "predicted_tokens"): np.array(lengths),
+        }
+
+    def _fleet_times(
+        self, shapes: Mapping[str, WorkflowShape], believed: Mapping[str, float]
+    ) -> dict[str, FleetTimes]:
+        return {
+            model: FleetTimes(
+                shapes, [(spec, believed.get(spec.instance_id, 1.0)) for spec in members]
+            )
+            for model, members in self._members.items()
+        }
 
     def _workload_tables(self) -> Arrays:
         queries = self.scenario.queries
@@ -165,7 +208,7 @@ class Layout:
         check_query(query, self._limits)
         scenario = self.scenario
         if scenario.oracle:
-            times = true_times(query, self._members[query.model], scenario.speed_factors)
+            times = true_times(query, self._members[query.model], scenario.believed)
             return QueryColumns(query, times, true_lengths(query), self._chains)
         times = expected_times(query, self._times[query.model])
         return QueryColumns(query, times, expected_lengths(query, scenario.shapes), self._chains)
@@ -183,11 +226,7 @@ class Layout:
 
     def _fleet_tables(self, models: Sequence[str]) -> Arrays:
         fleet, scenario = self.fleet, self.scenario
-        engines = np.zeros(len(fleet), dtype_of(EngineState))
-        for place, spec in enumerate(fleet):
-            state = new_engine_state(spec, scenario.speed_factors.get(spec.instance_id, 1.0))
-            for name in engines.dtype.names or ():
-                engines[place][name] = getattr(state, name)
+        engines = engine_table(fleet, scenario.speed_factors)
         engines["residue_base"] = _starts(engines["block_tokens"])
         lines = np.zeros(len(fleet), dtype_of(LineState))
         lines["heap_base"] = np.arange(len(fleet)) * len(self.query_of_call)
@@ -198,12 +237,16 @@ class Layout:
         lines["limit_tokens"] = [limit_of(spec) for spec in fleet]
         lines["tie_key"] = [text_key(spec.instance_id) for spec in fleet]
         lines["caches"] = [spec.prefix_caching for spec in fleet]
+        lines["reuses"] = [
+            spec.prefix_caching and spec.instance_id not in scenario.cold for spec in fleet
+        ]
         lines["kv_tokens"] = [spec.kv_tokens for spec in fleet]
         lines["work_weight"] = [work_weight(spec.gpu) for spec in fleet]
         offers = [spec in self._members[model] for model in models for spec in fleet]
         return {
             "engines": engines,
             "lines": lines,
+            "beliefs": belief_table(fleet, scenario.believed, scenario.hit_factors),
             "nodes": self._chains.tables([spec.block_tokens for spec in fleet]),
             "offers": np.array(offers, np.int64),
             "residues": np.zeros(sum(spec.block_tokens for spec in fleet), np.int64),
@@ -214,6 +257,28 @@ class Layout:
             "scores": np.zeros(len(fleet)),
             "touched": np.zeros(len(fleet), np.int64),
         }
+
+
+def engine_table(fleet: Sequence[InstanceSpec], factors: Mapping[str, float]) -> Array:
+    """Return the states of idle instances that are so many times slower than their model."""
+    engines = np.zeros(len(fleet), dtype_of(EngineState))
+    for place, spec in enumerate(fleet):
+        state = new_engine_state(spec, factors.get(spec.instance_id, 1.0))
+        for name in engines.dtype.names or ():
+            engines[place][name] = getattr(state, name)
+    return engines
+
+
+def belief_table(
+    fleet: Sequence[InstanceSpec], believed: Mapping[str, float], hits: Mapping[str, float]
+) -> Array:
+    """Return what policies believe of each instance."""
+    slowed = engine_table(fleet, believed)
+    beliefs = np.zeros(len(fleet), dtype_of(BeliefState))
+    for name in COEFFICIENTS:
+        beliefs[name] = slowed[name]
+    beliefs["hit_factor"] = [hits.get(spec.instance_id, 1.0) for spec in fleet]
+    return beliefs
 
 
 def _joined(pieces: Sequence[QueryColumns], column: str, dtype: type) -> Array:

@@ -20,9 +20,9 @@ from shared.simulation.baseline_rules import (
     nth_eligible,
 )
 from shared.simulation.choosing import wins_tie
-from shared.simulation.fleet_state import UNASSIGNED, PlanState, RunState
-from shared.simulation.iteration import sync_segment
+from shared.simulation.fleet_state import UNASSIGNED, BeliefState, PlanState, RunState
 from shared.simulation.kernel_state import CallState, EngineState
+from shared.simulation.segments import sync_segment
 from shared.simulation.tables import Tables
 
 ASK_POLICY = 0
@@ -76,29 +76,37 @@ def price_call(tables: Tables, run: RunState, index: int) -> int:
         if plan.chain >= 0 and line.caches != 0:
             _settle_evictions(tables, run, engine, instance)
             chain = instance * run.num_nodes + plan.chain
-            cached = expected_cached_tokens(tables, engine, chain, call.input_tokens)
+            found = expected_cached_tokens(tables, engine, chain, call.input_tokens)
+            cached = int(found * tables.beliefs[instance].hit_factor)
         tables.cached_tokens[instance] = cached
-        tables.costs_s[instance] = t_comp_s(engine, call, plan, cached)
+        belief = tables.beliefs[instance]
+        tables.costs_s[instance] = t_comp_s(engine, belief, call, plan, cached)
     return eligible
 
 
-def t_comp_s(engine: EngineState, call: CallState, plan: PlanState, cached_tokens: int) -> float:
+def t_comp_s(
+    engine: EngineState,
+    belief: BeliefState,
+    call: CallState,
+    plan: PlanState,
+    cached_tokens: int,
+) -> float:
     """Return the expected cost of a call on an instance, as `latency.service_s` does."""
     return prefill_s(
         call.input_tokens - cached_tokens,
         engine.max_batched_tokens,
-        engine.weights_s,
-        engine.overhead_s,
-        engine.prefill_s_per_token,
+        belief.weights_s,
+        belief.overhead_s,
+        belief.prefill_s_per_token,
         engine.chunk_waste_tokens,
     ) + decode_s(
         plan.predicted_tokens,
         call.input_tokens,
         1.0,
-        engine.weights_s,
-        engine.overhead_s,
-        engine.seq_s,
-        engine.kv_s_per_token,
+        belief.weights_s,
+        belief.overhead_s,
+        belief.seq_s,
+        belief.kv_s_per_token,
     )
 
 
@@ -107,7 +115,8 @@ def expected_cached_tokens(
 ) -> int:
     """Return how many prompt tokens are expected in an instance's cache.
 
-    Counted are parts that are in its memory, and parts of calls bound to it.
+    Counted are parts that are in its memory, and parts of calls bound to it. (Of an instance that
+    caches nothing although it is believed to, parts of any call ever bound to it.)
     """
     held = 0
     index = chain

@@ -16,6 +16,27 @@ MAX_DISPATCHERS = 1_024
 MAX_LOOK_PAST = 64
 
 
+class Change(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that changes while a run goes on; None: stays as it is.
+
+    Attributes:
+        at_s: When: before anything else that happens at this instant, seconds.
+        alpha: α from then on.
+        shapes: What policies expect of workflows from then on; calls already bound keep theirs.
+        believed_factors: What policies believe of speeds from then on, see `Scenario`.
+        hit_factors: What they believe of prefix caches from then on, see `Scenario`.
+        speed_factors: How fast instances really are from then on; the iteration in flight ends as
+            it began.
+    """
+
+    at_s: float
+    alpha: float | None = None
+    shapes: Mapping[str, WorkflowShape] | None = None
+    believed_factors: Mapping[str, float] | None = None
+    hit_factors: Mapping[str, float] | None = None
+    speed_factors: Mapping[str, float] | None = None
+
+
 class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     """One run: a workload, a fleet, a policy and how the mesh behaves.
 
@@ -32,8 +53,13 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
         admission: Most calls an engine is given at a time; None means its `max_num_seqs`.
         look_past: How many calls that lack KV memory an instance looks past to find one that
             fits; 0, as the live worker does: the most urgent call blocks those behind it.
-        speed_factors: instance_id -> real time divided by the latency model's (1 by default);
-            it holds for the simulated instance and for what policies expect of it.
+        speed_factors: instance_id -> real time divided by the latency model's (1 by default).
+        believed_factors: What policies believe of them; None: the truth.
+        hit_factors: instance_id -> share of the prompt tokens expected in its prefix cache that
+            policies count on (1 by default).
+        cold: Instances that find nothing in their prefix cache, whatever they say of themselves
+            and policies believe.
+        changes: What changes during the run, in order of time.
     """
 
     queries: tuple[TraceQuery, ...]
@@ -48,6 +74,15 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     admission: int | None = None
     look_past: int = 0
     speed_factors: Mapping[str, float] = {}
+    believed_factors: Mapping[str, float] | None = None
+    hit_factors: Mapping[str, float] = {}
+    cold: tuple[str, ...] = ()
+    changes: tuple[Change, ...] = ()
+
+    @property
+    def believed(self) -> Mapping[str, float]:
+        """What policies believe of speeds at first."""
+        return self.speed_factors if self.believed_factors is None else self.believed_factors
 
 
 def check_scenario(scenario: Scenario) -> None:
@@ -79,9 +114,31 @@ def check_scenario(scenario: Scenario) -> None:
             raise ConfigError(fault)
     for spec in scenario.fleet:
         check_spec(spec)
-    for instance_id, factor in scenario.speed_factors.items():
+    _check_factors(scenario.speed_factors, scenario.believed, scenario.hit_factors)
+    before_s = 0.0
+    for change in scenario.changes:
+        if not (math.isfinite(change.at_s) and change.at_s >= before_s):
+            msg = f"a change at {change.at_s} s is no instant after the one before"
+            raise ConfigError(msg)
+        before_s = change.at_s
+        if change.alpha is not None and not 0.0 <= change.alpha <= 1.0:
+            msg = f"the alpha of the change at {change.at_s:g} s is outside [0, 1]"
+            raise ConfigError(msg)
+        _check_factors(
+            change.speed_factors or {}, change.believed_factors or {}, change.hit_factors or {}
+        )
+
+
+def _check_factors(
+    speeds: Mapping[str, float], believed: Mapping[str, float], hits: Mapping[str, float]
+) -> None:
+    for instance_id, factor in [*speeds.items(), *believed.items()]:
         if not (math.isfinite(factor) and factor > 0.0):
             msg = f"speed factor {factor} of instance {instance_id} is not above 0"
+            raise ConfigError(msg)
+    for instance_id, factor in hits.items():
+        if not 0.0 <= factor <= 1.0:
+            msg = f"hit factor {factor} of instance {instance_id} is outside [0, 1]"
             raise ConfigError(msg)
 
 

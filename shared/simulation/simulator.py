@@ -11,7 +11,8 @@ from typing import Literal
 import msgspec
 
 from shared.simulation.asking import Core, PolicyDesk
-from shared.simulation.fleet_kernel import ASKS
+from shared.simulation.changes import Changer
+from shared.simulation.fleet_kernel import DONE, PAUSES
 from shared.simulation.interpreted import InterpretedCore
 from shared.simulation.layout import Arrays, Layout
 from shared.simulation.results import RunResult
@@ -62,8 +63,8 @@ def sweep(
 ) -> list[RunResult]:
     """Run scenarios one after the other.
 
-    Neighbours that differ only in policy, α, dispatchers, delays or looking past share the work
-    of laying the workload out.
+    Neighbours that differ only in policy, α, dispatchers, delays, changes or looking past share
+    the work of laying the workload out.
 
     Args:
         scenarios: The runs.
@@ -102,6 +103,9 @@ def _share_layout(one: Scenario, other: Scenario) -> bool:
         and one.oracle == other.oracle
         and one.admission == other.admission
         and one.speed_factors == other.speed_factors
+        and one.believed_factors == other.believed_factors
+        and one.hit_factors == other.hit_factors
+        and one.cold == other.cold
     )
 
 
@@ -114,8 +118,11 @@ def _run(
     tables = layout.tables_for(scenario, choose_rule, order_rule, is_last=is_last)
     core = _core(tables, is_compiled)
     desk = PolicyDesk(layout, scenario, core) if choose_rule == ASK_POLICY else None
-    while core.proceed() == ASKS:
-        if desk is not None:
+    changer = Changer(layout, scenario, core, desk) if scenario.changes else None
+    while (status := core.proceed()) != DONE:
+        if status == PAUSES and changer is not None:
+            changer.make_next()
+        elif desk is not None:
             desk.answer_pending()
     return RunResult(
         policy=scenario.policy,

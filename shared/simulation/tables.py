@@ -3,6 +3,7 @@
 from collections.abc import MutableSequence
 
 from shared.simulation.fleet_state import (
+    BeliefState,
     LineState,
     PlanState,
     QueryState,
@@ -29,6 +30,7 @@ class Tables:
         children: Child stages of all stages.
         plans: What the mesh decides about each call, parallel to `calls`.
         lines: Waiting lines, one per instance.
+        beliefs: What policies believe of each instance's speed.
         views: Dispatchers' views, `num_instances` per dispatcher.
         timers: Timer slots.
         arrivals: Queries in order of arrival.
@@ -49,6 +51,7 @@ class Tables:
 
     __slots__ = (
         "arrivals",
+        "beliefs",
         "cached_tokens",
         "calls",
         "children",
@@ -87,6 +90,7 @@ class Tables:
     children: MutableSequence[int]
     plans: MutableSequence[PlanState]
     lines: MutableSequence[LineState]
+    beliefs: MutableSequence[BeliefState]
     views: MutableSequence[ViewState]
     timers: MutableSequence[TimerState]
     arrivals: MutableSequence[int]

@@ -80,6 +80,9 @@ class Instance:
         blocks: int,
         limit: int,
         caches: bool,
+        reuses: bool,
+        hits: float,
+        believed: Speed,
         admission: int,
         look_past: int,
         tie_key: int,
@@ -93,6 +96,9 @@ class Instance:
         self.blocks = blocks
         self.limit = limit
         self.caches = caches
+        self.reuses = reuses
+        self.hits = hits
+        self.believed = believed
         self.admission = admission
         self.look_past = look_past
         self.tie_key = tie_key
@@ -110,7 +116,11 @@ class Instance:
     # Memory
 
     def chain(self, call: Call) -> list[tuple[tuple[str, int], ...]]:
-        """Keys of the call's prefix parts, outermost first."""
+        """Keys of the call's prefix parts in memory, outermost first."""
+        return self.believed_chain(call) if self.reuses else []
+
+    def believed_chain(self, call: Call) -> list[tuple[tuple[str, int], ...]]:
+        """Keys of the prefix parts that policies believe to be cached."""
         keys = []
         if self.caches:
             total = 0

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from tests.support.reference_instance import Call, Instance, Speed
 
-__all__ = ["Call", "Fleet", "Instance", "Query", "Speed", "Stage"]
+__all__ = ["Call", "Change", "Fleet", "Instance", "Query", "Speed", "Stage"]
 
 
 @dataclass
@@ -25,6 +25,20 @@ class Stage:
     remaining: float
     budget: float = math.nan
     ready: float = math.nan
+
+
+@dataclass
+class Change:
+    """Something that changes during the run; None stays as it is. Lists are per record."""
+
+    at: float
+    alpha: float | None = None
+    expected: list[float] | None = None
+    remaining: list[float] | None = None
+    predicted: list[float] | None = None
+    believed: list[Speed] | None = None
+    hits: list[float] | None = None
+    speeds: list[Speed] | None = None
 
 
 @dataclass
@@ -52,6 +66,7 @@ class Fleet:
         num_dispatchers: int,
         hop: float,
         delay: float,
+        changes: list[Change],
     ) -> None:
         self.queries = queries
         self.stages = stages
@@ -62,6 +77,7 @@ class Fleet:
         self.num_dispatchers = num_dispatchers
         self.hop = hop
         self.delay = delay
+        self.changes = list(changes)
         self.timers: list[tuple[float, int, str, tuple[int, ...]]] = []
         self.timers_set = 0
         self.pool: list[Call] = []
@@ -86,12 +102,31 @@ class Fleet:
             self.now = min(instants, default=math.inf)
             if self.now == math.inf:
                 return
+            if self.changes and self.changes[0].at <= self.now:
+                self.change(self.changes.pop(0))
+                continue
             self.news, self.touched = set(), []
             self.happen(arrivals)
             pool, self.pool = self.pool, []
             for call in pool:
                 self.assign(call)
             self.start_iterations()
+
+    def change(self, change: Change) -> None:
+        """Change something; iterations in flight stay as they are."""
+        if change.alpha is not None:
+            self.alpha = change.alpha
+        for records, name, values in (
+            (self.stages, "expected", change.expected),
+            (self.stages, "remaining", change.remaining),
+            (self.calls, "predicted", change.predicted),
+            (self.instances, "believed", change.believed),
+            (self.instances, "hits", change.hits),
+            (self.instances, "speed", change.speeds),
+        ):
+            if values is not None:
+                for record, value in zip(records, values, strict=True):
+                    setattr(record, name, value)
 
     def happen(self, arrivals: list[int]) -> None:
         """Let everything of this instant happen, up to the assignment of calls."""
@@ -193,8 +228,8 @@ class Fleet:
 
     def cost(self, instance: Instance, call: Call) -> float:
         """Expected service time of a call."""
-        cached = self.expected_cached(instance, call)
-        speed = instance.speed
+        cached = int(self.expected_cached(instance, call) * instance.hits)
+        speed = instance.believed
         tokens = max(call.tokens_in - cached, 1)
         prefill = 0.0
         while tokens > 0:
@@ -209,11 +244,18 @@ class Fleet:
         return prefill + steps * step
 
     def expected_cached(self, instance: Instance, call: Call) -> int:
-        """Prompt tokens in memory, or in the prompts of calls bound to the instance."""
+        """Prompt tokens in memory, or in the prompts of calls bound to the instance.
+
+        An instance that reuses nothing shows nothing: what it was ever sent is believed cached.
+        """
         held = instance.resident_blocks(call)
-        bound = [c for c in self.calls if c.instance == instance.number and math.isnan(c.end)]
-        for key in instance.chain(call):
-            if any(key in instance.chain(other) for other in bound):
+        bound = [
+            c
+            for c in self.calls
+            if c.instance == instance.number and (math.isnan(c.end) or not instance.reuses)
+        ]
+        for key in instance.believed_chain(call):
+            if any(key in instance.believed_chain(other) for other in bound):
                 held = max(held, instance.part(key).end)
         return min(held, (call.tokens_in - 1) // instance.block) * instance.block
 

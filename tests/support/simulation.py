@@ -1,5 +1,6 @@
 """Random small scenarios, and runs of them on the fast and on the reference simulator."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -8,11 +9,14 @@ from hypothesis import strategies as st
 from shared.domain.instance import InstanceSpec, LatencyModel
 from shared.domain.profile import StageEstimate, WorkflowShape
 from shared.domain.trace import PrefixPart, TraceCall, TraceQuery, TraceStage
+from shared.simulation.asking import Core
+from shared.simulation.changes import Changer
 from shared.simulation.compiled import CompiledCore
+from shared.simulation.fleet_kernel import DONE, PAUSES
 from shared.simulation.interpreted import InterpretedCore
 from shared.simulation.layout import Layout
 from shared.simulation.rules import COMPILED_RULES
-from shared.simulation.scenario import Scenario
+from shared.simulation.scenario import Change, Scenario
 from tests.support import reference_simulator as ref
 
 TICK_S = 1 / 1024
@@ -101,6 +105,42 @@ def instance_specs(draw: st.DrawFn, number: int, models: list[str]) -> InstanceS
     )
 
 
+def workflow_shape(draw: st.DrawFn) -> WorkflowShape:
+    """What is expected of the workflow."""
+    estimates = {
+        name: StageEstimate(
+            input_tokens=draw(st.integers(1, 40)), output_tokens=draw(st.integers(1, 12))
+        )
+        for name in ("x", "y")
+    }
+    return WorkflowShape(
+        workflow="w", stages=estimates, remaining={"x/0": {"y": 1.5}, "y/0": {"x": 0.5}}
+    )
+
+
+def factors(draw: st.DrawFn, fleet: tuple[InstanceSpec, ...], *values: float) -> dict[str, float]:
+    """A factor for some of the instances."""
+    drawn = {spec.instance_id: draw(st.sampled_from([None, *values])) for spec in fleet}
+    return {key: value for key, value in drawn.items() if value is not None}
+
+
+@st.composite
+def changes(draw: st.DrawFn, fleet: tuple[InstanceSpec, ...]) -> Change:
+    """A change of some things at a time at which something else may happen."""
+
+    def maybe(*values: float) -> dict[str, float] | None:
+        return factors(draw, fleet, *values) if draw(st.booleans()) else None
+
+    return Change(
+        at_s=draw(ticks(900)),
+        alpha=draw(st.sampled_from([None, 0.0, 0.25, 1.0])),
+        shapes={"w": workflow_shape(draw)} if draw(st.booleans()) else None,
+        believed_factors=maybe(0.5, 1.0, 4.0),
+        hit_factors=maybe(0.0, 0.5, 1.0),
+        speed_factors=maybe(0.5, 1.0, 2.0),
+    )
+
+
 @st.composite
 def scenarios(draw: st.DrawFn) -> Scenario:
     """A small run in which all sums of durations are exact."""
@@ -111,29 +151,29 @@ def scenarios(draw: st.DrawFn) -> Scenario:
     queries = tuple(
         draw(trace_queries(number, longest, models)) for number in range(draw(st.integers(1, 6)))
     )
-    estimates = {
-        name: StageEstimate(
-            input_tokens=draw(st.integers(1, 40)), output_tokens=draw(st.integers(1, 12))
-        )
-        for name in ("x", "y")
-    }
+    is_misled = draw(st.booleans())
     return Scenario(
         queries=queries,
         fleet=fleet,
         policy=draw(st.sampled_from(REFERENCE_POLICIES)),
         alpha=draw(st.sampled_from([0.0, 0.125, 0.5, 1.0])),
-        shapes={
-            "w": WorkflowShape(
-                workflow="w", stages=estimates, remaining={"x/0": {"y": 1.5}, "y/0": {"x": 0.5}}
-            )
-        },
+        shapes={"w": workflow_shape(draw)},
         oracle=draw(st.booleans()),
         num_dispatchers=draw(st.integers(1, 2)),
         state_delay_s=draw(st.one_of(st.just(0.0), ticks(100))),
         hop_s=draw(st.one_of(st.just(0.0), ticks(20))),
         admission=draw(st.one_of(st.none(), st.integers(1, 3))),
         look_past=draw(st.integers(0, 3)),
+        speed_factors=factors(draw, fleet, 0.5, 2.0) if is_misled else {},
+        believed_factors=factors(draw, fleet, 0.5, 4.0) if is_misled else None,
+        hit_factors=factors(draw, fleet, 0.0, 0.5) if is_misled else {},
+        cold=tuple(factors(draw, fleet, 1.0)) if is_misled else (),
+        changes=tuple(sorted(draw(st.lists(changes(fleet), max_size=3)), key=_at_s)),
     )
+
+
+def _at_s(change: Change) -> float:
+    return change.at_s
 
 
 def lay_out(scenario: Scenario) -> tuple[Layout, dict[str, Any]]:
@@ -144,16 +184,23 @@ def lay_out(scenario: Scenario) -> tuple[Layout, dict[str, Any]]:
 
 def run_fast(scenario: Scenario) -> dict[str, Any]:
     """Run interpreted; returns the tables as the run left them."""
-    _, tables = lay_out(scenario)
-    assert InterpretedCore(tables).proceed() == 0
+    layout, tables = lay_out(scenario)
+    _run_through(layout, scenario, InterpretedCore(tables))
     return tables
 
 
 def run_compiled(scenario: Scenario) -> dict[str, Any]:
     """Run compiled; returns the tables as the run left them."""
-    _, tables = lay_out(scenario)
-    assert CompiledCore(tables).proceed() == 0
+    layout, tables = lay_out(scenario)
+    _run_through(layout, scenario, CompiledCore(tables))
     return tables
+
+
+def _run_through(layout: Layout, scenario: Scenario, core: Core) -> None:
+    changer = Changer(layout, scenario, core, None)
+    while (status := core.proceed()) != DONE:
+        assert status == PAUSES
+        changer.make_next()
 
 
 def run_reference(scenario: Scenario) -> ref.Fleet:
@@ -217,31 +264,69 @@ def run_reference(scenario: Scenario) -> ref.Fleet:
         num_dispatchers=scenario.num_dispatchers,
         hop=scenario.hop_s,
         delay=scenario.state_delay_s,
+        changes=_reference_changes(scenario, layout),
     )
     fleet.run()
     return fleet
 
 
+def _reference_changes(scenario: Scenario, layout: Layout) -> list[ref.Change]:
+    believed, hits, shapes = dict(scenario.believed), dict(scenario.hit_factors), scenario.shapes
+    found = []
+    for change in scenario.changes:
+        believed |= change.believed_factors or {}
+        hits |= change.hit_factors or {}
+        shapes = change.shapes or shapes
+        expected = layout.expected(shapes, believed)
+        real = change.speed_factors
+        columns = {
+            name: expected[place].tolist() if place in expected else None
+            for name, place in (
+                ("expected", ("stages", "expected_s")),
+                ("remaining", ("stages", "remaining_s")),
+                ("predicted", ("plans", "predicted_tokens")),
+            )
+        }
+        found.append(
+            ref.Change(
+                at=change.at_s,
+                alpha=change.alpha,
+                believed=[_speed(spec, believed) for spec in layout.fleet],
+                hits=[hits.get(spec.instance_id, 1.0) for spec in layout.fleet],
+                speeds=None if real is None else [_speed(spec, real) for spec in layout.fleet],
+                **columns,
+            )
+        )
+    return found
+
+
+def _speed(spec: InstanceSpec, factors_by_id: Mapping[str, float]) -> ref.Speed:
+    model, factor = spec.latency, factors_by_id.get(spec.instance_id, 1.0)
+    return ref.Speed(
+        overhead=model.overhead_s * factor,
+        weights=model.weights_s * factor,
+        prefill=model.prefill_s_per_token * factor,
+        seq=model.seq_s * factor,
+        kv=model.kv_s_per_token * factor,
+        waste=model.chunk_waste_tokens,
+    )
+
+
 def _instance(number: int, spec: InstanceSpec, scenario: Scenario, tie_key: int) -> ref.Instance:
-    model = spec.latency
     blocks = spec.kv_tokens // spec.block_tokens
     return ref.Instance(
         number,
         spec.model,
-        ref.Speed(
-            overhead=model.overhead_s,
-            weights=model.weights_s,
-            prefill=model.prefill_s_per_token,
-            seq=model.seq_s,
-            kv=model.kv_s_per_token,
-            waste=model.chunk_waste_tokens,
-        ),
+        _speed(spec, scenario.speed_factors),
         max_seqs=spec.max_num_seqs,
         budget=spec.max_batched_tokens,
         block=spec.block_tokens,
         blocks=blocks,
         limit=min(spec.max_context_tokens, blocks * spec.block_tokens + 1),
         caches=spec.prefix_caching,
+        reuses=spec.prefix_caching and spec.instance_id not in scenario.cold,
+        hits=scenario.hit_factors.get(spec.instance_id, 1.0),
+        believed=_speed(spec, scenario.believed),
         admission=spec.max_num_seqs if scenario.admission is None else scenario.admission,
         look_past=scenario.look_past,
         tie_key=tie_key,
