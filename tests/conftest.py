@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.support.postgres import postgres_for_tests
 from tests.support.servers import (
     NOT_RUN,
     KafkaServer,
@@ -33,6 +34,7 @@ settings.load_profile("patient")
 
 KAFKA_FIXTURES = {"kafka_server", "own_kafka", "kafka_factory"}
 REDIS_FIXTURES = {"redis_server", "own_redis"}
+POSTGRES_FIXTURES = {"postgres_server"}
 KafkaFactory = Callable[..., KafkaServer]
 LONG_TIMEOUT_S = 300
 
@@ -40,7 +42,9 @@ LONG_TIMEOUT_S = 300
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what needs a real server, and give slow tests a longer limit."""
     for item in items:
-        if (KAFKA_FIXTURES | REDIS_FIXTURES) & set(getattr(item, "fixturenames", ())):
+        if (KAFKA_FIXTURES | REDIS_FIXTURES | POSTGRES_FIXTURES) & set(
+            getattr(item, "fixturenames", ())
+        ):
             item.add_marker("real")
         is_long = item.get_closest_marker("slow") or item.get_closest_marker("chaos")
         if is_long and not item.get_closest_marker("timeout"):
@@ -101,6 +105,17 @@ def redis_server() -> Iterator[RedisServer]:
         except MissingServerError as missing:
             do_without(missing)
         yield server
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[str]:
+    """Return the address of a real PostgreSQL, with a user who may do everything there."""
+    with contextlib.ExitStack() as stack:
+        try:
+            url = stack.enter_context(postgres_for_tests())
+        except MissingServerError as missing:
+            do_without(missing)
+        yield url
 
 
 @pytest.fixture
