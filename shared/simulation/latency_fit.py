@@ -1,0 +1,285 @@
+"""Fits an instance's latency model to calls it really ran.
+
+The calls of an experiment are run through the simulator's own batching model again, handed in at
+the instants at which they really were, and the six coefficients are moved until first tokens and
+durations come out as observed. So the fit is judged by what the simulator will make of it, mixed
+iterations and waiting included, and not by formulas for calls that run alone.
+
+Least squares (Levenberg-Marquardt) on the logarithms of the ratios, in the logarithms of the
+coefficients, which keeps them positive; ratios far off weigh less (Huber). The step sizes, and with
+them the result, are deterministic.
+"""
+
+import math
+from collections.abc import Sequence
+from statistics import median
+
+import msgspec
+import numpy as np
+
+from shared.domain.instance import InstanceSpec, LatencyModel
+from shared.domain.trace import PrefixPart
+from shared.errors import InvalidCall
+from shared.scheduling.attainment import percentile
+from shared.simulation.batching import BatchEvent, BatchingInstance
+
+FLOOR_S = 1e-7
+HUBER = 0.1
+MAX_STEPS = 25
+ENOUGH_GAIN = 1e-4
+PROBE = 1e-3
+TOO_STIFF = 1e6
+MAX_WASTE_TOKENS = 4_096
+WASTE_STEP_SHARE = 0.05
+LEAST_CALLS = 8
+_NAMES = ("prefill_s_per_token", "weights_s", "overhead_s", "seq_s", "kv_s_per_token")
+
+
+class ProbedCall(msgspec.Struct, frozen=True, kw_only=True):
+    """A call of an experiment, as an engine really ran it.
+
+    Attributes:
+        started_s: Handed to the engine, seconds.
+        first_token_s: First token, seconds.
+        finished_s: Last token, seconds.
+        input_tokens: Prompt length by the engine's count, tokens.
+        output_tokens: Generated length by the engine's count, tokens.
+        cached_tokens: Prompt tokens found in the prefix cache by its count, tokens.
+        prefix: Prefix chain of the prompt.
+    """
+
+    started_s: float
+    first_token_s: float
+    finished_s: float
+    input_tokens: int
+    output_tokens: int
+    cached_tokens: int = 0
+    prefix: tuple[PrefixPart, ...] = ()
+
+
+class FitErrors(msgspec.Struct, frozen=True, kw_only=True):
+    """How far the model is off the calls it was fitted on; shares of what was observed.
+
+    Attributes:
+        ttft_median: Median error of the time to the first token.
+        ttft_p95: Its 95th percentile.
+        latency_median: Median error of the whole time in the engine.
+        latency_p95: Its 95th percentile.
+    """
+
+    ttft_median: float
+    ttft_p95: float
+    latency_median: float
+    latency_p95: float
+
+
+class LatencyFit(msgspec.Struct, frozen=True, kw_only=True):
+    """A fitted model.
+
+    Attributes:
+        latency: The model.
+        errors: How well it explains the experiment.
+        num_calls: Calls it rests on.
+    """
+
+    latency: LatencyModel
+    errors: FitErrors
+    num_calls: int
+
+
+def fit_latency(
+    spec: InstanceSpec, runs: Sequence[Sequence[ProbedCall]], start: LatencyModel | None = None
+) -> LatencyFit:
+    """Return the latency model that explains an experiment best.
+
+    Args:
+        spec: The instance; its own latency model is not looked at.
+        runs: Calls that shared the instance, in runs between which it was idle; >= 8 in all.
+        start: Where the search begins; None: guessed from the calls.
+
+    Raises:
+        ValueError: There are too few calls.
+    """
+    num_calls = sum(len(run) for run in runs)
+    if num_calls < LEAST_CALLS:
+        msg = f"{num_calls} calls are too few to fit a latency model; {LEAST_CALLS} are needed"
+        raise ValueError(msg)
+    theta = _encode(start or guess(runs))
+    theta = _descend(spec, runs, theta)
+    latency = _decode(theta)
+    return LatencyFit(latency=latency, errors=errors_of(spec, latency, runs), num_calls=num_calls)
+
+
+def guess(runs: Sequence[Sequence[ProbedCall]]) -> LatencyModel:
+    """Return a rough model: medians of time per prompt token, and per step."""
+    calls = [call for run in runs for call in run]
+    per_token = [
+        (call.first_token_s - call.started_s) / max(1, call.input_tokens - call.cached_tokens)
+        for call in calls
+    ]
+    steps = [
+        (call.finished_s - call.first_token_s) / (call.output_tokens - 1)
+        for call in calls
+        if call.output_tokens > 1
+    ]
+    prefill_s = max(FLOOR_S, median(per_token))
+    step_s = max(FLOOR_S, min(steps)) if steps else prefill_s
+    return LatencyModel(
+        prefill_s_per_token=0.7 * prefill_s,
+        weights_s=0.5 * step_s,
+        overhead_s=0.3 * step_s,
+        seq_s=0.1 * step_s,
+        kv_s_per_token=1e-4 * step_s,
+        chunk_waste_tokens=8,
+    )
+
+
+def errors_of(
+    spec: InstanceSpec, latency: LatencyModel, runs: Sequence[Sequence[ProbedCall]]
+) -> FitErrors:
+    """Return how far a model is off."""
+    ttft: list[float] = []
+    whole: list[float] = []
+    for run in runs:
+        for call, (first_s, last_s) in zip(run, modelled(spec, latency, run), strict=True):
+            observed_s = call.first_token_s - call.started_s
+            ttft.append(abs(first_s - observed_s) / max(FLOOR_S, observed_s))
+            observed_s = call.finished_s - call.started_s
+            whole.append(abs(last_s - observed_s) / max(FLOOR_S, observed_s))
+    return FitErrors(
+        ttft_median=median(ttft),
+        ttft_p95=percentile(ttft, 95),
+        latency_median=median(whole),
+        latency_p95=percentile(whole, 95),
+    )
+
+
+def modelled(
+    spec: InstanceSpec, latency: LatencyModel, run: Sequence[ProbedCall]
+) -> list[tuple[float, float]]:
+    """Return (time to first token, time to last token) of every call in the batching model.
+
+    A call that can never fit takes no time.
+    """
+    instance = BatchingInstance(msgspec.structs.replace(spec, latency=latency))
+    order = sorted(range(len(run)), key=lambda index: run[index].started_s)
+    firsts, lasts = [0.0] * len(run), [0.0] * len(run)
+
+    def take(events: Sequence[BatchEvent]) -> None:
+        for event in events:
+            ends = lasts if event.kind == "finished" else firsts
+            ends[event.handle] = event.at_s - run[event.handle].started_s
+
+    for index in order:
+        call = run[index]
+        while instance.next_event_s() <= call.started_s:
+            take(instance.advance(instance.next_event_s()))
+        _add(instance, index, call)
+    while math.isfinite(instance.next_event_s()):
+        take(instance.advance(instance.next_event_s()))
+    return list(zip(firsts, lasts, strict=True))
+
+
+def _add(instance: BatchingInstance, handle: int, call: ProbedCall) -> None:
+    try:
+        instance.add(
+            handle,
+            now_s=call.started_s,
+            input_tokens=max(1, call.input_tokens),
+            output_tokens=max(1, call.output_tokens),
+            prefix=call.prefix,
+            priority=call.started_s,
+        )
+    except InvalidCall:
+        return
+
+
+Vector = np.ndarray[tuple[int], np.dtype[np.float64]]
+
+
+def _encode(latency: LatencyModel) -> Vector:
+    seconds = [max(FLOOR_S, getattr(latency, name)) for name in _NAMES]
+    waste = max(1, latency.chunk_waste_tokens)
+    return np.array([math.log(value) for value in (*seconds, float(waste))])
+
+
+def _decode(theta: Vector) -> LatencyModel:
+    values = np.exp(theta)
+    seconds = {name: float(value) for name, value in zip(_NAMES, values, strict=False)}
+    small = {name: value if value > 2 * FLOOR_S else 0.0 for name, value in seconds.items()}
+    small["prefill_s_per_token"] = seconds["prefill_s_per_token"]
+    small["weights_s"] = seconds["weights_s"]
+    waste = min(MAX_WASTE_TOKENS, round(float(values[-1])))
+    return LatencyModel(**small, chunk_waste_tokens=0 if waste <= 1 else waste)
+
+
+def _residuals(spec: InstanceSpec, runs: Sequence[Sequence[ProbedCall]], theta: Vector) -> Vector:
+    """Return log(modelled ÷ observed) of first tokens and of the time after them."""
+    latency = _decode(theta)
+    found: list[float] = []
+    for run in runs:
+        for call, (first_s, last_s) in zip(run, modelled(spec, latency, run), strict=True):
+            found.append(_log_ratio(first_s, call.first_token_s - call.started_s))
+            if call.output_tokens > 1:
+                found.append(_log_ratio(last_s - first_s, call.finished_s - call.first_token_s))
+    return np.array(found)
+
+
+def _log_ratio(modelled_s: float, observed_s: float) -> float:
+    return math.log(max(FLOOR_S, modelled_s) / max(FLOOR_S, observed_s))
+
+
+def _weights(residuals: Vector) -> Vector:
+    return np.minimum(1.0, HUBER / np.maximum(np.abs(residuals), 1e-12))
+
+
+def _loss(residuals: Vector) -> float:
+    size = np.abs(residuals)
+    return float(np.sum(np.where(size < HUBER, size**2 / 2, HUBER * (size - HUBER / 2))))
+
+
+def _descend(spec: InstanceSpec, runs: Sequence[Sequence[ProbedCall]], theta: Vector) -> Vector:
+    residuals = _residuals(spec, runs, theta)
+    loss, stiffness = _loss(residuals), 1e-2
+    for _ in range(MAX_STEPS):
+        slopes = _slopes(spec, runs, theta, residuals)
+        weights = _weights(residuals)
+        normal = slopes.T @ (slopes * weights[:, None])
+        gradient = slopes.T @ (residuals * weights)
+        before = loss
+        while stiffness < TOO_STIFF:
+            damped = normal + stiffness * np.diag(np.diag(normal) + 1e-9)
+            step = np.clip(np.linalg.solve(damped, -gradient), -1.0, 1.0)
+            tried = _bounded(theta + step)
+            tried_residuals = _residuals(spec, runs, tried)
+            tried_loss = _loss(tried_residuals)
+            if tried_loss < loss:
+                theta, residuals, loss = tried, tried_residuals, tried_loss
+                stiffness = max(1e-6, stiffness / 5.0)
+                break
+            stiffness *= 4.0
+        if before - loss <= ENOUGH_GAIN * max(before, 1e-12):
+            break
+    return theta
+
+
+def _slopes(
+    spec: InstanceSpec, runs: Sequence[Sequence[ProbedCall]], theta: Vector, residuals: Vector
+) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
+    """Return the residuals' derivatives; the waste is a whole number and is moved by more."""
+    columns = []
+    for index in range(len(theta)):
+        is_waste = index == len(theta) - 1
+        size = max(WASTE_STEP_SHARE, 1.5 / float(np.exp(theta[-1]))) if is_waste else PROBE
+        moved = theta.copy()
+        moved[index] += size
+        columns.append((_residuals(spec, runs, moved) - residuals) / size)
+    return np.stack(columns, axis=1)
+
+
+def _bounded(theta: Vector) -> Vector:
+    lowest = np.full(len(theta), math.log(FLOOR_S))
+    lowest[-1] = 0.0
+    highest = np.full(len(theta), math.log(100.0))
+    highest[-1] = math.log(MAX_WASTE_TOKENS)
+    return np.clip(theta, lowest, highest)
