@@ -78,10 +78,10 @@ class Gateway:
         self._clock = clock
         self._topics = topics
         self._params = params
-        self._metrics = metrics
+        self.metrics = metrics
         self._health = health
         self._drain_s = drain_s
-        self._access = Access(params.keys_file, clock, params.keys_check_s, metrics)
+        self.access = Access(params.keys_file, clock, params.keys_check_s, metrics)
         self.fleet = Fleet(clock)
         self.desk: CallDesk | None = None
         """The calls; None before the gateway serves."""
@@ -124,7 +124,7 @@ class Gateway:
         self.desk = desk
         start(chunks.run(), "chunks")
         start(desk.run(), "cancels")
-        start(self._access.follow(), "keys")
+        start(self.access.follow(), "keys")
         admission = Admission(
             clock,
             max_open=params.max_open,
@@ -134,14 +134,14 @@ class Gateway:
         calls = CallRoutes(
             desk=desk,
             fleet=self.fleet,
-            access=self._access,
+            access=self.access,
             admission=admission,
             memory=memory,
             clock=clock,
             params=params,
-            metrics=self._metrics,
+            metrics=self.metrics,
         )
-        return desk, application(calls, self._metrics)
+        return desk, application(calls, self.metrics)
 
     async def _follow(self, stack: AsyncExitStack, start: Start) -> None:
         """Follow the mesh's tables; returns when they are read up to the present."""
