@@ -7,7 +7,7 @@ A client that goes away cancels its call, unless another client waits for the sa
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import AbstractContextManager, asynccontextmanager
 from typing import Any
 
@@ -65,6 +65,7 @@ class CallDesk:
         clock: Mesh clock.
         params: Bounds.
         memory: Where a query's calls are remembered.
+        on_unbound: Told of calls that ended before an instance had them; nobody else tells.
     """
 
     def __init__(
@@ -74,7 +75,9 @@ class CallDesk:
         clock: Clock,
         params: GatewayParams,
         memory: QueryMemory,
+        on_unbound: Callable[[StageRequest, CallOutcome], None] = lambda _request, _outcome: None,
     ) -> None:
+        self._on_unbound = on_unbound
         self._producer = producer
         self._chunks = chunks
         self._clock = clock
@@ -194,6 +197,8 @@ class CallDesk:
             )
         if outcome is not None:
             self.counts["ended"] += 1
+            if not outcome.instance_id:
+                self._on_unbound(request, outcome)
         elif call is not None:
             self.counts["abandoned"] += 1
             call.future.add_done_callback(self._abandoned_ended)

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from shared.contracts.epochs import epoch_of
-from shared.contracts.messages import AlphaUpdate, InstanceState, SpeedUpdate
+from shared.contracts.messages import InstanceState, SpeedUpdate
 from shared.ports import Clock
 
 SILENT_S = 15.0
@@ -36,7 +36,6 @@ class Fleet:
         self._clock = clock
         self._seen: dict[str, Seen] = {}
         self.speeds: dict[str, SpeedUpdate] = {}
-        self.alphas: dict[str, AlphaUpdate] = {}
 
     def take(self, offset: int, state: InstanceState) -> None:
         """Take a state; those of an earlier life are passed over."""

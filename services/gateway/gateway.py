@@ -14,31 +14,47 @@ from starlette.types import ASGIApp
 
 from services.gateway.access import Access
 from services.gateway.admission import Admission
+from services.gateway.board import Board
 from services.gateway.call_routes import CallRoutes
 from services.gateway.calls import CallDesk
 from services.gateway.chunk_reader import ChunkReader
+from services.gateway.dead_letters import MAX_LETTERS, DeadLetterDesk
 from services.gateway.fleet import Fleet
+from services.gateway.live import Live
+from services.gateway.mesh_routes import MeshRoutes
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.params import GatewayParams
 from services.gateway.query_memory import QueryMemory
 from services.gateway.routing import application
 from services.gateway.server import serving
+from services.gateway.waiting import WaitingLines
 from shared.contracts.codec import decode_any
 from shared.contracts.messages import (
     AlphaUpdate,
+    CallOutcome,
     InstanceState,
+    LatencyEvent,
     RecoveryProbe,
     SpeedUpdate,
+    StageRequest,
     WorkflowProfile,
 )
-from shared.contracts.topics import CONTROL, INSTANCE_STATES, Topics
+from shared.contracts.query_window import implausible
+from shared.contracts.topics import (
+    CONTROL,
+    DEAD_LETTERS,
+    INSTANCE_STATES,
+    LATENCY_EVENTS,
+    Topics,
+)
 from shared.errors import ContractError
-from shared.ports import Broker, Clock, Record, StateStore
+from shared.ports import Broker, Clock, Record, StateStore, TopicPartition
 from shared.runtime.health import Health
-from shared.runtime.tables import follow_topic
+from shared.runtime.tables import Follower, follow_topic
 from shared.sdk import Producer, open_producer
 
 REMEMBERED_QUERIES = 20_000
+MAX_EVENTS = 20_000
 CANCELS_WITHIN_S = 5.0
 Start = Callable[[Coroutine[None, None, None], str], None]
 log = structlog.get_logger(__name__)
@@ -83,6 +99,16 @@ class Gateway:
         self._drain_s = drain_s
         self.access = Access(params.keys_file, clock, params.keys_check_s, metrics)
         self.fleet = Fleet(clock)
+        self.board = Board(params.max_queries, params.quiet_s)
+        self.letters = DeadLetterDesk(broker, topics, clock)
+        self.live = Live(
+            board=self.board,
+            fleet=self.fleet,
+            letters=self.letters,
+            lines=WaitingLines(store, clock),
+            clock=clock,
+            params=params,
+        )
         self.desk: CallDesk | None = None
         """The calls; None before the gateway serves."""
 
@@ -90,7 +116,9 @@ class Gateway:
         """Serve on a listening socket until `stop` is set."""
         async with AsyncExitStack() as stack:
             start = await stack.enter_async_context(_background())
-            await self._follow(stack, start)
+            await self._follow_tables(stack, start)
+            await self._follow_tail(stack, start, LATENCY_EVENTS, self._on_event, MAX_EVENTS)
+            await self._follow_tail(stack, start, DEAD_LETTERS, self.letters.take, MAX_LETTERS)
             producer = await stack.enter_async_context(
                 open_producer(
                     self._broker,
@@ -111,6 +139,7 @@ class Gateway:
                 log.info("gateway_serving", address=sock.getsockname())
                 await stop.wait()
                 self._health.block("stop", "draining")
+                self.live.end()
             with suppress(TimeoutError):
                 async with asyncio.timeout(CANCELS_WITHIN_S):
                     await desk.cancels_sent()
@@ -120,11 +149,12 @@ class Gateway:
         params, clock = self._params, self._clock
         chunks = ChunkReader(self._store)
         memory = QueryMemory(REMEMBERED_QUERIES)
-        desk = CallDesk(producer, chunks, clock, params, memory)
+        desk = CallDesk(producer, chunks, clock, params, memory, self._on_unbound)
         self.desk = desk
         start(chunks.run(), "chunks")
         start(desk.run(), "cancels")
         start(self.access.follow(), "keys")
+        start(self.live.run(), "live")
         admission = Admission(
             clock,
             max_open=params.max_open,
@@ -141,9 +171,17 @@ class Gateway:
             params=params,
             metrics=self.metrics,
         )
-        return desk, application(calls, self.metrics)
+        mesh = MeshRoutes(
+            live=self.live,
+            board=self.board,
+            letters=self.letters,
+            access=self.access,
+            clock=clock,
+            shows_text=params.shows_text,
+        )
+        return desk, application(calls, mesh, self.metrics)
 
-    async def _follow(self, stack: AsyncExitStack, start: Start) -> None:
+    async def _follow_tables(self, stack: AsyncExitStack, start: Start) -> None:
         """Follow the mesh's tables; returns when they are read up to the present."""
         tables: dict[str, Callable[[Record], None]] = {
             INSTANCE_STATES: self._on_state,
@@ -162,9 +200,42 @@ class Gateway:
             start(follower.follow(asyncio.Event()), name)
             await follower.caught_up()
 
+    async def _follow_tail(
+        self,
+        stack: AsyncExitStack,
+        start: Start,
+        topic: str,
+        take: Callable[[Record], None],
+        num_records: int,
+    ) -> None:
+        """Follow a log from its last records on."""
+        name = self._topics.name(topic)
+        count = await self._broker.partitions_of(name)
+        partitions = [TopicPartition(name, index) for index in range(count)]
+        consumer = await stack.enter_async_context(
+            self._broker.partition_consumer(partitions, start="end")
+        )
+        first = await consumer.beginning_offsets()
+        for tp, end in (await consumer.end_offsets()).items():
+            consumer.seek(tp, max(first[tp], end - num_records))
+        pulse = f"follow-{topic}"
+        follower = Follower(consumer, take, lambda: self._health.beat(pulse))
+        start(follower.follow(asyncio.Event()), pulse)
+        await follower.caught_up()
+
+    def _on_event(self, record: Record) -> None:
+        found = _read(record, LatencyEvent)
+        if isinstance(found, LatencyEvent) and implausible(found) is None:
+            self.board.take(found)
+
+    def _on_unbound(self, request: StageRequest, outcome: CallOutcome) -> None:
+        self.board.take(event_of(request, outcome))
+
     def _on_state(self, record: Record) -> None:
         if record.value is None:
-            self.fleet.forget((record.key or b"").decode(errors="replace"))
+            instance_id = (record.key or b"").decode(errors="replace")
+            self.fleet.forget(instance_id)
+            self.board.forget_instance(instance_id)
             return
         state = _read(record, InstanceState, RecoveryProbe)
         if isinstance(state, InstanceState):
@@ -175,7 +246,7 @@ class Gateway:
         if isinstance(update, SpeedUpdate):
             self.fleet.speeds[update.instance_id] = update
         elif isinstance(update, AlphaUpdate):
-            self.fleet.alphas[update.pool] = update
+            self.board.take_alpha(update)
 
 
 @asynccontextmanager
@@ -195,3 +266,31 @@ def _read(record: Record, *classes: type) -> object:
         return decode_any(record.value or b"", *classes)
     except ContractError:
         return None
+
+
+def event_of(request: StageRequest, outcome: CallOutcome) -> LatencyEvent:
+    """Return the event of a call that no instance had, as a worker would tell of it."""
+    ended_s = outcome.times.finished_at_s
+    arrival_s = request.arrival_s or outcome.times.ready_at_s or ended_s or 0.0
+    slo_s = request.slo_s
+    if slo_s is None:
+        slo_s = outcome.deadline_s - arrival_s if outcome.deadline_s is not None else 1.0
+    return LatencyEvent(
+        request_id=request.request_id,
+        query_id=request.effective_query_id,
+        workflow=request.workflow,
+        stage=request.stage,
+        iteration=request.iteration,
+        sibling=request.sibling,
+        siblings=request.siblings,
+        parents=request.parents,
+        tenant=request.tenant,
+        model=request.model,
+        kind=outcome.kind,
+        reason=outcome.reason,
+        attempt=outcome.attempt,
+        arrival_s=arrival_s,
+        slo_s=slo_s,
+        times=outcome.times,
+        t_slo_s=outcome.t_slo_s or 0.0,
+    )

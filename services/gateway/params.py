@@ -26,6 +26,7 @@ class GatewayParams(msgspec.Struct, frozen=True, kw_only=True):
         event_period_s: Time between events of the dashboard, wall seconds.
         max_queries: Most queries that the dashboard remembers.
         quiet_s: Silence after which the dashboard takes a query as ended, mesh seconds.
+        shows_text: Whether administrators may see the text of dead letters.
         target_s: P95 that the dashboard compares with, mesh seconds; None: none.
     """
 
@@ -46,4 +47,5 @@ class GatewayParams(msgspec.Struct, frozen=True, kw_only=True):
     event_period_s: float = 1.0
     max_queries: int = 2_000
     quiet_s: float = 30.0
+    shows_text: bool = False
     target_s: float | None = None

@@ -4,15 +4,17 @@ from starlette.routing import Route, Router
 from starlette.types import ASGIApp
 
 from services.gateway.call_routes import CallRoutes
+from services.gateway.mesh_routes import MeshRoutes
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.middleware import Around
 
 
-def application(calls: CallRoutes, metrics: GatewayMetrics) -> ASGIApp:
+def application(calls: CallRoutes, mesh: MeshRoutes, metrics: GatewayMetrics) -> ASGIApp:
     """Return the gateway's ASGI application.
 
     Args:
         calls: The OpenAI API.
+        mesh: What the dashboard shows.
         metrics: Counts requests.
     """
     router = Router(
@@ -21,6 +23,15 @@ def application(calls: CallRoutes, metrics: GatewayMetrics) -> ASGIApp:
             Route("/v1/completions", calls.text, methods=["POST"]),
             Route("/v1/models", calls.models, methods=["GET"]),
             Route("/v1/models/{model:path}", calls.model, methods=["GET"]),
+            Route("/api/mesh", mesh.mesh, methods=["GET"]),
+            Route("/api/events", mesh.events, methods=["GET"]),
+            Route("/api/fleet", mesh.fleet, methods=["GET"]),
+            Route("/api/queries", mesh.queries, methods=["GET"]),
+            Route("/api/queries/{query_id:path}", mesh.query, methods=["GET"]),
+            Route("/api/alpha", mesh.alpha, methods=["GET"]),
+            Route("/api/dead-letters", mesh.dead_letters, methods=["GET"]),
+            Route("/api/dead-letters/{offset:int}/text", mesh.dead_letter_text, methods=["GET"]),
+            Route("/api/dead-letters/{offset:int}/replay", mesh.replay, methods=["POST"]),
         ],
         redirect_slashes=False,
     )

@@ -62,5 +62,7 @@ class GatewaySettings(BaseSettings):
     """Most queries that the dashboard remembers."""
     quiet_s: float = Field(default=30.0, gt=0)
     """Silence after which the dashboard takes a query as ended, mesh seconds."""
+    shows_text: bool = False
+    """Whether administrators may see the text of dead letters, which may be prompts."""
     target_s: float | None = Field(default=None, gt=0)
     """P95 that the dashboard compares with, mesh seconds; unset: none."""
