@@ -271,7 +271,7 @@ def _cell(setup: Setup, arrivals: str, rate: str | None) -> tuple[Cell, float]:
     if rate is None and arrivals == RECORDED:
         rate_qps = recorded_qps(queries)
     else:
-        rates = parse_rates(rate or DEFAULT_RATE)
+        rates = parse_rates(rate or DEFAULT_RATE, "--rate")
         if len(rates) > 1:
             raise ConfigError(f"--rate {rate!r}: one rate; `hexflow compare` takes several")
         rate_qps = rates[0].qps(capacity_qps)

@@ -192,7 +192,10 @@ def test_processes_give_what_one_process_gives(trace: str):
         (["simulate", "--generate", "wild"], "natural"),
         (["simulate", "--generate", "natural", "--policy", "best"], "hexgen-flow"),
         (["simulate", "--generate", "natural", "--fleet", "hetero-9"], "hetero-1"),
-        (["simulate", "--generate", "natural", "--rate", "0"], "above 0"),
+        (
+            ["simulate", "--generate", "natural", "--rate", "0"],
+            "--rate '0': a rate must be above 0",
+        ),
         (["simulate", "--generate", "natural", "--rate", "1,2"], "one rate"),
         (["simulate", "--generate", "natural", "--slo-scales", "3,0"], "above 0"),
         (["simulate", "--generate", "natural", "--slo-base", "median"], "own or mean"),
