@@ -18,6 +18,7 @@ SECURITY = (
     (b"x-content-type-options", b"nosniff"),
     (b"x-frame-options", b"DENY"),
     (b"referrer-policy", b"no-referrer"),
+    (b"content-security-policy", b"default-src 'self'; frame-ancestors 'none'"),
 )
 log = structlog.get_logger(__name__)
 
@@ -41,6 +42,10 @@ class Around:
             return
         scope["app"] = self  # makes starlette raise, instead of answering in a shape of its own
         answered = _Answered(scope, send)
+        if _is_foreign(scope):
+            text = "a page of another site may not do this"
+            await answered.say(Problem(403, text, code="cross_site"))
+            return
         began_s = time.perf_counter()
         try:
             await self._app(scope, receive, answered.send)
@@ -98,3 +103,11 @@ def _problem(exc: Exception, scope: Scope) -> Problem:
     log.error("request_failed", path=scope["path"], exc_info=exc)
     code = exc.reason if isinstance(exc, MeshError) else "internal_error"
     return Problem(500, "an error inside the gateway", code=code, kind="server_error")
+
+
+def _is_foreign(scope: Scope) -> bool:
+    """Return whether a browser sends this on behalf of another site, to change something here."""
+    if scope["method"] in ("GET", "HEAD", "OPTIONS"):
+        return False
+    sites = [value for name, value in scope["headers"] if name == b"sec-fetch-site"]
+    return any(site not in (b"same-origin", b"none") for site in sites)

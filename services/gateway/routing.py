@@ -1,9 +1,10 @@
 """Which path is answered by whom."""
 
-from starlette.routing import Route, Router
+from starlette.routing import Mount, Route, Router
 from starlette.types import ASGIApp
 
 from services.gateway.call_routes import CallRoutes
+from services.gateway.dashboard import files, home
 from services.gateway.mesh_routes import MeshRoutes
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.middleware import Around
@@ -19,6 +20,9 @@ def application(calls: CallRoutes, mesh: MeshRoutes, metrics: GatewayMetrics) ->
     """
     router = Router(
         [
+            Route("/", home, methods=["GET"]),
+            Route("/dashboard", home, methods=["GET"]),
+            Mount("/dashboard", files(), name="dashboard"),
             Route("/v1/chat/completions", calls.chat, methods=["POST"]),
             Route("/v1/completions", calls.text, methods=["POST"]),
             Route("/v1/models", calls.models, methods=["GET"]),
