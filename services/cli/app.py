@@ -29,6 +29,7 @@ COMMANDS = {
     "generate": Command("generate", "Write a generated Text-to-SQL trace."),
     "import": Command("import_trace", "Make a trace from OpenTelemetry spans or a CSV table."),
     "asyncapi": Command("asyncapi", "Print the message contract for producers in any language."),
+    "chat": Command("chat", "Ask a real model one question, through the whole mesh."),
     "model": Command("model", "Fetch the small real model for development and tests."),
     "topics": Command("topics", "Create and check the mesh's Kafka topics."),
     "bench": Command("bench", "Measure what the mesh costs, and the simulator."),

@@ -1,7 +1,7 @@
 """The whole mesh in one process: every service on one event loop, one broker, one state store.
 
 The broker is in memory unless another is given, so only this process can reach it. The state store
-is a real Valkey, so the same scripts run as in production. Engines are simulated.
+is a real Valkey, so the same scripts run as in production. Engines are simulated by default.
 
 The only module of the command line that runs the other services.
 """
@@ -14,6 +14,7 @@ from typing import Any
 
 import structlog
 
+from services.cli.real_engines import OpenEngine
 from services.cli.session import MeshAccess
 from services.cli.virtual_time import VirtualTimeLoop, holding
 from services.dispatcher.app import build_dispatcher
@@ -66,6 +67,8 @@ class EmbeddedParams:
     """When and how it acts; None: as a tuner process would by default."""
     drain_s: float = 10.0
     """Longest time running calls get to finish at the end, wall seconds."""
+    open_engine: OpenEngine = SimulatedEngine.open
+    """What runs an instance's calls."""
     gateway: GatewayParams | None = None
     """How a gateway behaves; None: none runs."""
     gateway_address: tuple[str, int] = ("127.0.0.1", 0)
@@ -94,7 +97,7 @@ class EmbeddedMesh(MeshAccess):
     """Process id of its state store."""
     services: dict[str, ServiceProbe] = field(default_factory=dict)
     engines: dict[str, SimulatedEngine] = field(default_factory=dict)
-    """instance_id -> its engine, to make it misbehave."""
+    """instance_id -> its simulated engine, to make it misbehave."""
     gateways: dict[str, Gateway] = field(default_factory=dict)
     """URL -> the gateway that is served there."""
 
@@ -175,8 +178,9 @@ async def _workers(mesh: EmbeddedMesh, store: StateStore) -> AsyncIterator[None]
     async with AsyncExitStack() as engines:
         services: dict[str, Serve] = {}
         for spec in mesh.params.fleet:
-            engine = await engines.enter_async_context(SimulatedEngine.open(spec, mesh.clock))
-            mesh.engines[spec.instance_id] = engine
+            engine = await engines.enter_async_context(mesh.params.open_engine(spec, mesh.clock))
+            if isinstance(engine, SimulatedEngine):
+                mesh.engines[spec.instance_id] = engine
             name = f"worker {spec.instance_id}"
             probe = _probe(mesh, name, Metrics("worker", spec.instance_id))
             worker = build_worker(
@@ -187,7 +191,7 @@ async def _workers(mesh: EmbeddedMesh, store: StateStore) -> AsyncIterator[None]
                 topics=mesh.topics,
                 params=WorkerParams(
                     instance_id=spec.instance_id,
-                    capacity=spec.max_num_seqs,
+                    capacity=engine.spec.max_num_seqs,
                     drain_s=mesh.params.drain_s,
                 ),
                 metrics=probe.metrics,

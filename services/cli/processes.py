@@ -47,6 +47,7 @@ class ProcessesParams(msgspec.Struct, frozen=True, kw_only=True):
         log_level: Of every process.
         extra: Further environment variables of every process.
         fault_folder: Where each simulated engine looks for `<instance>.fault`; None: nowhere.
+        worker_variables: Instance -> further environment variables of its worker.
     """
 
     fleet: tuple[InstanceSpec, ...]
@@ -57,6 +58,7 @@ class ProcessesParams(msgspec.Struct, frozen=True, kw_only=True):
     log_level: str = "INFO"
     extra: dict[str, str] = {}
     fault_folder: Path | None = None
+    worker_variables: dict[str, dict[str, str]] = {}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,7 +170,10 @@ def service_commands(params: ProcessesParams, folder: Path) -> list[ServiceComma
         ServiceCommand(
             name=f"worker-{spec.instance_id}",
             module="services.worker",
-            variables=_worker(spec, folder, params.fault_folder),
+            variables={
+                **_worker(spec, folder, params.fault_folder),
+                **params.worker_variables.get(spec.instance_id, {}),
+            },
         )
         for spec in params.fleet
     ]

@@ -28,10 +28,19 @@ from services.cli.options import (
 )
 from services.cli.processes import ProcessesParams, ProcessMesh, open_processes
 from services.cli.progress import status_text
+from services.cli.real_engines import (
+    EngineChoice,
+    EngineOption,
+    Fleet,
+    OpenAIOption,
+    choice_of,
+    count_of,
+    fleet_of,
+)
 from services.cli.session import MeshAccess, drive, new_run_id
 from services.cli.tally import Tally
 from services.cli.watch import MeshWatch, watch_line, watch_table, watching
-from services.cli.workload import WorkloadParams, build_workload, load_fleet
+from services.cli.workload import WorkloadParams, build_workload
 from shared.adapters.clock import SystemClock
 from shared.adapters.kafka import KafkaBroker
 from shared.adapters.local_kafka import LocalKafka, LocalKafkaParams, default_cache_dir
@@ -46,6 +55,7 @@ REFRESH_S = 0.5
 LINE_EVERY_S = 15.0
 PROCESS_CHECK_S = 1.0
 LOAD_BATCH = 1_000
+DEFAULT_FLEET = "hetero-1"
 
 UNREACHABLE = (
     "[yellow]Kafka clients cannot reach this mesh:[/yellow] its broker lives in this process. "
@@ -108,6 +118,7 @@ class UpPlan(msgspec.Struct, frozen=True, kw_only=True):
         settings: Kafka and Redis of the user's own; None: embedded.
         dispatchers: Dispatcher processes, with `settings`.
         rate_qps: Queries per mesh second to drive through it; 0: none.
+        engines: Real engines; None: simulated ones of the fleet.
     """
 
     fleet: str
@@ -118,6 +129,7 @@ class UpPlan(msgspec.Struct, frozen=True, kw_only=True):
     settings: MeshSettings | None
     dispatchers: int
     rate_qps: float
+    engines: EngineChoice | None = None
 
 
 async def up(plan: UpPlan, console: Console, stop: asyncio.Event) -> None:
@@ -127,11 +139,15 @@ async def up(plan: UpPlan, console: Console, stop: asyncio.Event) -> None:
         ConfigError: A name, file or value is wrong, or Kafka cannot be started here.
         MeshError: The servers named cannot be reached.
     """
-    fleet = load_fleet(plan.fleet)
     tally = Tally()
     if plan.time_scale != 1:
         console.print(f"One wall second is {plan.time_scale:g} workload seconds.")
-    async with _open(plan, fleet, console) as access, watching(access) as watch:
+    async with (
+        fleet_of(plan.engines, plan.fleet, console) as engines,
+        _open(plan, engines, console) as access,
+        watching(access) as watch,
+    ):
+        fleet = engines.specs
         async with asyncio.TaskGroup() as group:
             if plan.rate_qps > 0:
                 load = _load(plan, fleet, access, tally, stop)
@@ -148,11 +164,14 @@ async def up(plan: UpPlan, console: Console, stop: asyncio.Event) -> None:
 
 
 @asynccontextmanager
-async def _open(
-    plan: UpPlan, fleet: tuple[InstanceSpec, ...], console: Console
-) -> AsyncIterator[MeshAccess]:
+async def _open(plan: UpPlan, engines: Fleet, console: Console) -> AsyncIterator[MeshAccess]:
+    fleet = engines.specs
     params = EmbeddedParams(
-        fleet=fleet, policy=plan.policy, alpha=plan.alpha, time_scale=plan.time_scale
+        fleet=fleet,
+        policy=plan.policy,
+        alpha=plan.alpha,
+        time_scale=plan.time_scale,
+        open_engine=engines.open_engine,
     )
     async with AsyncExitStack() as stack:
         if plan.settings is not None:
@@ -161,6 +180,7 @@ async def _open(
                 policy=plan.policy,
                 alpha=plan.alpha,
                 dispatchers=plan.dispatchers,
+                worker_variables=engines.worker_variables,
             )
             processes = await stack.enter_async_context(open_processes(plan.settings, many))
             address = plan.settings.kafka.bootstrap_servers
@@ -171,18 +191,19 @@ async def _open(
             access: MeshAccess = processes
             _print_sample(console, address, fleet, access)
         elif plan.with_kafka:
-            access, address = await stack.enter_async_context(_on_own_kafka(params, console))
+            own = _on_own_kafka(params, engines, console)
+            access, address = await stack.enter_async_context(own)
             _print_sample(console, address, fleet, access)
         else:
             access = await stack.enter_async_context(open_embedded(params))
-            console.print(f"The whole mesh runs in this process: {_services(fleet)}.")
+            console.print(f"The whole mesh runs in this process: {_services(engines)}.")
             console.print(UNREACHABLE)
         yield access
 
 
 @asynccontextmanager
 async def _on_own_kafka(
-    params: EmbeddedParams, console: Console
+    params: EmbeddedParams, engines: Fleet, console: Console
 ) -> AsyncIterator[tuple[MeshAccess, str]]:
     """Run the services of this process on a Kafka started for it."""
     with tempfile.TemporaryDirectory(prefix="hexflow-kafka-") as folder:
@@ -200,15 +221,16 @@ async def _on_own_kafka(
             ):
                 console.print(
                     f"Apache Kafka runs at [bold]{kafka.bootstrap}[/bold]; in this process: "
-                    f"{_services(params.fleet)}. Both end with it, with all their data."
+                    f"{_services(engines)}. Both end with it, with all their data."
                 )
                 yield mesh, kafka.bootstrap
         finally:
             await asyncio.to_thread(kafka.stop)
 
 
-def _services(fleet: tuple[InstanceSpec, ...]) -> str:
-    return f"dispatcher, tuner, {len(fleet)} workers with simulated engines"
+def _services(engines: Fleet) -> str:
+    kind = "real" if engines.is_real else "simulated"
+    return f"dispatcher, tuner, {count_of(engines.specs, 'worker')} with {kind} engines"
 
 
 def sample_producer(address: str, fleet: tuple[InstanceSpec, ...], topics: Topics) -> str:
@@ -286,7 +308,9 @@ async def _stopped_within(wall_s: float, stop: asyncio.Event) -> bool:
 
 @app.command()
 def command(
-    fleet: FleetOption = "hetero-1",
+    fleet: FleetOption = DEFAULT_FLEET,
+    engine: EngineOption = None,
+    openai: OpenAIOption = None,
     policy: PolicyOption = None,
     alpha: AlphaOption = None,
     time_scale: TimeScaleOption = 1.0,
@@ -324,7 +348,9 @@ def command(
 
     By default everything runs in this process: an in-memory broker, an embedded Valkey, a
     dispatcher, a tuner and one worker with a simulated engine per instance of the fleet. With
-    --kafka and --redis the services run as separate processes on those servers.
+    --kafka and --redis the services run as separate processes on those servers. --engine llamacpp
+    and --openai URL put it in front of real engines, --fleet then names what `hexflow profile`
+    wrote of them.
     """
     configure_logs(verbose=verbose)
     if with_kafka and kafka is not None:
@@ -342,6 +368,9 @@ def command(
         ),
         dispatchers=dispatchers,
         rate_qps=rate,
+        engines=choice_of(engine, openai, fleet=None if fleet == DEFAULT_FLEET else fleet),
     )
+    if plan.engines is not None and time_scale != 1:
+        raise ConfigError("real engines run in real time: --time-scale goes with simulated ones")
     make_policy(plan.policy, plan.alpha)
     run_until_stopped(lambda stop: up(plan, stderr_console(), stop))

@@ -10,6 +10,7 @@ from pydantic import Field, SecretStr
 from shared.adapters.engine_faults import faults_from
 from shared.adapters.openai_engine import OpenAIEngine
 from shared.adapters.openai_params import OpenAIParams
+from shared.adapters.replayed_prompts import ReplayedPrompts
 from shared.adapters.simulated_engine import SimulatedEngine
 from shared.domain.instance import InstanceSpec
 from shared.errors import ConfigError
@@ -80,4 +81,4 @@ async def open_engine(
     if clock.time_scale != 1:
         raise ConfigError("real engines run in real time: HEXFLOW_TIME_SCALE must be 1")
     async with OpenAIEngine.open(spec, openai.params(), clock) as server:
-        yield server
+        yield ReplayedPrompts(server)

@@ -86,7 +86,7 @@ class OpenAIEngine:
         """
         async with UpstreamClient.open(params) as client:
             facts = await wait_for_server(client, params, clock)
-            model = facts.name_of(params.model or spec.model)
+            model = facts.name_of(params.model, spec.model)
             engine = cls(resolve(spec, facts), params, client, clock, model)
             async with asyncio.TaskGroup() as group:
                 watching = group.create_task(engine._watch_load(), name=f"load-{spec.instance_id}")
@@ -99,6 +99,11 @@ class OpenAIEngine:
     def spec(self) -> InstanceSpec:
         """Return the instance's description with what the server told filled in."""
         return self._spec
+
+    @property
+    def model(self) -> str:
+        """Return the server's name of the instance's model."""
+        return self._model
 
     async def generate(self, call: BoundCall, engine_id: str) -> AsyncGenerator[EngineEvent, None]:
         """Run one call; see `Engine.generate`."""

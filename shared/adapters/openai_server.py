@@ -32,15 +32,20 @@ class ServerFacts(NamedTuple):
     kv_tokens: int = 0
     block_tokens: int = 0
 
-    def name_of(self, wanted: str) -> str:
-        """Return the server's name of a model.
+    def name_of(self, chosen: str, model: str) -> str:
+        """Return the server's name of the instance's model.
+
+        Args:
+            chosen: The name set for it; empty: none.
+            model: The instance's own name of it.
 
         Raises:
-            ConfigError: It serves several models, and none of that name.
+            ConfigError: The server has no such model.
         """
+        wanted = chosen or model
         if wanted in self.models or not self.models:
             return wanted
-        if len(self.models) == 1 and wanted in ("", "default"):
+        if not chosen and len(self.models) == 1:
             return self.models[0]
         raise ConfigError(f"the server has no model {wanted!r}; it has {', '.join(self.models)}")
 

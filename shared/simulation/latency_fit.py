@@ -18,7 +18,6 @@ import msgspec
 import numpy as np
 
 from shared.domain.instance import InstanceSpec, LatencyModel
-from shared.domain.trace import PrefixPart
 from shared.errors import InvalidCall
 from shared.scheduling.attainment import percentile
 from shared.simulation.batching import BatchEvent, BatchingInstance
@@ -44,8 +43,8 @@ class ProbedCall(msgspec.Struct, frozen=True, kw_only=True):
         finished_s: Last token, seconds.
         input_tokens: Prompt length by the engine's count, tokens.
         output_tokens: Generated length by the engine's count, tokens.
-        cached_tokens: Prompt tokens found in the prefix cache by its count, tokens.
-        prefix: Prefix chain of the prompt.
+        cached_tokens: Prompt tokens found in the prefix cache by its count, tokens; they cost
+            nothing.
     """
 
     started_s: float
@@ -54,7 +53,6 @@ class ProbedCall(msgspec.Struct, frozen=True, kw_only=True):
     input_tokens: int
     output_tokens: int
     cached_tokens: int = 0
-    prefix: tuple[PrefixPart, ...] = ()
 
 
 class FitErrors(msgspec.Struct, frozen=True, kw_only=True):
@@ -185,9 +183,8 @@ def _add(instance: BatchingInstance, handle: int, call: ProbedCall) -> None:
         instance.add(
             handle,
             now_s=call.started_s,
-            input_tokens=max(1, call.input_tokens),
+            input_tokens=max(1, call.input_tokens - call.cached_tokens),
             output_tokens=max(1, call.output_tokens),
-            prefix=call.prefix,
             priority=call.started_s,
         )
     except InvalidCall:

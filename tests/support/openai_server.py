@@ -43,6 +43,7 @@ class FakeServer:
         active: Answers under way.
         num_cut: Answers whose reader went away.
         sends_usage: Whether its last event tells token counts.
+        context_tokens: Longest prompt.
     """
 
     url: str = ""
@@ -59,6 +60,7 @@ class FakeServer:
     active: int = 0
     num_cut: int = 0
     sends_usage: bool = True
+    context_tokens: int = CONTEXT_TOKENS
 
     async def complete(self, request: web.Request) -> web.StreamResponse:
         """Answer a completion, or misbehave."""
@@ -70,8 +72,8 @@ class FakeServer:
             answer: web.StreamResponse = await fault(self, request)
             return answer
         num_input = len(_prompt(body).split())
-        if num_input >= CONTEXT_TOKENS:
-            return error(400, f"{num_input} tokens exceed the context of {CONTEXT_TOKENS}")
+        if num_input >= self.context_tokens:
+            return error(400, f"{num_input} tokens exceed the context of {self.context_tokens}")
         return await self._stream(request, body, num_input)
 
     async def _stream(

@@ -1,0 +1,258 @@
+"""Measures one instance through the engine port: a short designed experiment, call by call.
+
+Prompts are made of common words, so that a word is about a token; what counts is the engine's own
+count. Every prompt begins with words of its own unless it is meant to be found in the cache.
+Outputs are held at their length by `ignore_eos`, which vLLM, SGLang and llama.cpp know.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from contextlib import aclosing
+
+import msgspec
+import numpy as np
+
+from shared.adapters.replayed_prompts import prompt_of
+from shared.contracts.messages import BoundCall, ScoreTerms, StageRequest
+from shared.domain.instance import InstanceSpec
+from shared.domain.trace import PrefixPart
+from shared.errors import GenerationFailed
+from shared.ports import Engine, Finished, FirstToken
+from shared.simulation.latency_fit import ProbedCall
+
+OPENING_WORDS = 6
+MIXED_CALLS = 24
+
+Report = Callable[[int, int], None]
+
+
+class PlannedCall(msgspec.Struct, frozen=True, kw_only=True):
+    """A call of the experiment.
+
+    Attributes:
+        after_s: When it is handed to the engine, seconds after its run began.
+        input_tokens: Length of its prompt, about, tokens.
+        output_tokens: Length of its output, tokens.
+        prefix: Name of what its prompt begins with; empty: a beginning of its own.
+        prefix_tokens: Length of that, tokens.
+    """
+
+    after_s: float = 0.0
+    input_tokens: int
+    output_tokens: int
+    prefix: str = ""
+    prefix_tokens: int = 0
+
+
+Plan = tuple[tuple[PlannedCall, ...], ...]
+
+
+class Scale(msgspec.Struct, frozen=True, kw_only=True):
+    """How large an experiment is.
+
+    Attributes:
+        lengths: Prompt lengths of lone calls, tokens.
+        batches: Batch sizes.
+        output_tokens: Output of a call, tokens.
+        mixed_calls: Calls of the mixed run, with random lengths and arrivals.
+        repeats: How often each lone call is made.
+    """
+
+    lengths: tuple[int, ...]
+    batches: tuple[int, ...]
+    output_tokens: int
+    mixed_calls: int
+    repeats: int = 2
+
+
+def quick_scale(spec: InstanceSpec) -> Scale:
+    """Return an experiment of a few seconds, good for a first guess."""
+    longest = max(32, min(96, spec.max_context_tokens // 4))
+    return Scale(
+        lengths=(16, longest // 2, longest),
+        batches=(min(4, spec.max_num_seqs),),
+        output_tokens=10,
+        mixed_calls=0,
+        repeats=1 if spec.max_num_seqs > 2 else 3,
+    )
+
+
+def full_scale(spec: InstanceSpec) -> Scale:
+    """Return the experiment that a profile rests on: a minute or two on a small model."""
+    longest = max(64, min(spec.max_context_tokens // 2, 4 * spec.max_batched_tokens))
+    lengths = sorted({16, 48, longest // 8, longest // 4, longest // 2, longest})
+    batches = [size for size in (2, 4, 8, 16, 32, 64) if size <= spec.max_num_seqs]
+    return Scale(
+        lengths=tuple(length for length in lengths if length >= 8),
+        batches=tuple(sorted({*batches, spec.max_num_seqs} - {1})[-4:]),
+        output_tokens=24,
+        mixed_calls=MIXED_CALLS,
+    )
+
+
+def plan_experiment(spec: InstanceSpec, scale: Scale, seed: int = 0) -> Plan:
+    """Return prompt lengths × batch sizes × cached prefixes, and a mixed run.
+
+    Args:
+        spec: The instance.
+        scale: How large.
+        seed: Of the mixed run.
+    """
+    room = spec.max_context_tokens - scale.output_tokens - OPENING_WORDS
+    lengths = [min(length, room) for length in scale.lengths]
+    out = scale.output_tokens
+    runs: list[tuple[PlannedCall, ...]] = [
+        (PlannedCall(input_tokens=length, output_tokens=out),)
+        for length in lengths
+        for _ in range(scale.repeats)
+    ]
+    per_call = spec.kv_tokens // max(1, max(scale.batches, default=1)) - out
+    middle = lengths[len(lengths) // 2]
+    batch_lengths = sorted({max(8, min(length, per_call)) for length in (lengths[0], middle)})
+    runs += [
+        (PlannedCall(input_tokens=length, output_tokens=out),) * batch
+        for batch in scale.batches
+        for length in batch_lengths
+    ]
+    if spec.prefix_caching and scale.mixed_calls:
+        runs += _cached_runs(lengths, room)
+    if scale.mixed_calls:
+        runs.append(_mixed_run(spec, scale, lengths, seed))
+    return tuple(runs)
+
+
+def _cached_runs(lengths: Sequence[int], room: int) -> list[tuple[PlannedCall, ...]]:
+    """Return pairs of calls that begin alike, the second after the first."""
+    shared = max(32, lengths[-1] // 2)
+    first = PlannedCall(
+        input_tokens=min(room, shared + 8),
+        output_tokens=4,
+        prefix="shared",
+        prefix_tokens=shared,
+    )
+    longer = msgspec.structs.replace(first, input_tokens=min(room, shared + shared // 2))
+    return [(first,), (first,), (longer,)]
+
+
+def _mixed_run(
+    spec: InstanceSpec, scale: Scale, lengths: Sequence[int], seed: int
+) -> tuple[PlannedCall, ...]:
+    rng = np.random.default_rng(seed)
+    typical = lengths[len(lengths) // 2]
+    calls = [
+        PlannedCall(
+            input_tokens=int(rng.integers(lengths[0], max(lengths[0] + 1, typical))),
+            output_tokens=int(rng.integers(2, 2 * scale.output_tokens)),
+        )
+        for _ in range(scale.mixed_calls)
+    ]
+    alone_s = _rough_s(spec, calls)
+    gaps = rng.exponential(0.7 * alone_s, len(calls))
+    return tuple(
+        msgspec.structs.replace(call, after_s=float(at_s))
+        for call, at_s in zip(calls, np.cumsum(gaps), strict=True)
+    )
+
+
+def _rough_s(spec: InstanceSpec, calls: Sequence[PlannedCall]) -> float:
+    """Return about how long one of these calls takes alone, by the instance's own description."""
+    model = spec.latency
+    step_s = model.weights_s + model.overhead_s
+    return sum(
+        call.input_tokens * model.prefill_s_per_token + call.output_tokens * step_s
+        for call in calls
+    ) / len(calls)
+
+
+class Prober:
+    """Runs planned calls on an engine and notes when things happened.
+
+    Args:
+        engine: What is measured; nothing else should use it meanwhile.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._num_calls = 0
+
+    async def warm_up(self) -> None:
+        """Run one short call, whose time is not counted.
+
+        Raises:
+            GenerationFailed: The engine does not do its work.
+        """
+        await self._run_one(PlannedCall(input_tokens=16, output_tokens=4), time.perf_counter())
+
+    async def run(self, plan: Plan, report: Report = lambda _, __: None) -> list[list[ProbedCall]]:
+        """Return what happened to every call of every run.
+
+        Args:
+            plan: What to run.
+            report: Told how many runs are done, of how many.
+
+        Raises:
+            GenerationFailed: A call failed: there is no profile then.
+        """
+        runs = []
+        for index, planned in enumerate(plan):
+            report(index, len(plan))
+            runs.append(await self._run_together(planned))
+        report(len(plan), len(plan))
+        return runs
+
+    async def _run_together(self, planned: Sequence[PlannedCall]) -> list[ProbedCall]:
+        began_s = time.perf_counter()
+        async with asyncio.TaskGroup() as group:
+            tasks = [
+                group.create_task(self._run_one(call, began_s), name=f"probe-{index}")
+                for index, call in enumerate(planned)
+            ]
+        return [task.result() for task in tasks]
+
+    async def _run_one(self, planned: PlannedCall, began_s: float) -> ProbedCall:
+        await asyncio.sleep(max(0.0, began_s + planned.after_s - time.perf_counter()))
+        self._num_calls += 1
+        call = probe_call(self._engine.spec, planned, self._num_calls)
+        started_s = first_s = time.perf_counter()
+        engine_id = f"{call.request.request_id}:0"
+        async with aclosing(self._engine.generate(call, engine_id)) as events:
+            async for event in events:
+                if isinstance(event, FirstToken):
+                    first_s = time.perf_counter()
+                if isinstance(event, Finished):
+                    return ProbedCall(
+                        started_s=started_s - began_s,
+                        first_token_s=first_s - began_s,
+                        finished_s=time.perf_counter() - began_s,
+                        input_tokens=event.usage.input_tokens,
+                        output_tokens=event.usage.output_tokens,
+                        cached_tokens=event.usage.cached_tokens,
+                    )
+        raise GenerationFailed("the engine ended a call without a result")
+
+
+def probe_call(spec: InstanceSpec, planned: PlannedCall, number: int) -> BoundCall:
+    """Return a planned call as an engine takes it."""
+    return BoundCall(
+        request=StageRequest(
+            request_id=f"probe-{number}",
+            model=spec.model,
+            prompt=prompt_of(f"call-{number}", planned.input_tokens, _prefix(planned)),
+            max_tokens=planned.output_tokens,
+            sampling={"temperature": 0.0},
+            extra={"ignore_eos": True},
+        ),
+        queue_score=float(number),
+        t_comp_s=1.0,
+        deadline_s=1e15,
+        predicted_input_tokens=planned.input_tokens,
+        predicted_output_tokens=float(planned.output_tokens),
+        terms=ScoreTerms(policy="probe", score=0.0, t_queue_s=0.0, t_comp_s=1.0),
+        dispatched_at_s=0.0,
+        dispatcher_id="probe",
+    )
+
+
+def _prefix(planned: PlannedCall) -> tuple[PrefixPart, ...]:
+    return (PrefixPart(planned.prefix, planned.prefix_tokens),) if planned.prefix else ()

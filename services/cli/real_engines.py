@@ -1,0 +1,267 @@
+"""Real engines for a mesh on this machine: a llama.cpp of our own, or servers that run already.
+
+What an instance's speed is, is measured before it is used: from a fleet file that `hexflow profile`
+wrote, or else by a few short calls at the start.
+"""
+
+import asyncio
+import os
+import tempfile
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+import typer
+from rich.console import Console
+
+from services.cli.probing import Prober, plan_experiment, quick_scale
+from services.cli.workload import load_fleet
+from shared.adapters.clock import SystemClock
+from shared.adapters.llamacpp_server import LlamaCppParams, LlamaCppServer
+from shared.adapters.local_kafka import default_cache_dir
+from shared.adapters.openai_engine import OpenAIEngine
+from shared.adapters.openai_params import OpenAIParams
+from shared.adapters.replayed_prompts import ReplayedPrompts
+from shared.adapters.simulated_engine import SimulatedEngine
+from shared.adapters.small_model import MODEL_NAME, fetch_gguf
+from shared.domain.instance import InstanceSpec, LatencyModel
+from shared.errors import ConfigError, GenerationFailed
+from shared.ports import Clock, Engine
+from shared.simulation.latency_fit import fit_latency
+
+STARTUP_S = 5.0
+EngineName = Literal["llamacpp", "openai"]
+OpenEngine = Callable[[InstanceSpec, Clock], AbstractAsyncContextManager[Engine]]
+EngineOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="simulated (default); llamacpp: a real small model on this machine's CPU.",
+    ),
+]
+OpenAIOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="URL",
+        help="A server with an OpenAI-compatible API that runs already (vLLM, SGLang, llama.cpp); "
+        "may be given several times. Its key: OPENAI_API_KEY.",
+    ),
+]
+PLACEHOLDER = LatencyModel(prefill_s_per_token=1e-3, weights_s=0.02)
+
+
+class EngineChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """Which real engines to use.
+
+    Attributes:
+        engine: `llamacpp` (started here) or `openai` (they run already).
+        urls: Their addresses, with `openai`.
+        api_key: Sent to them.
+        model: The servers' name of the model; empty: the only one they serve.
+        model_file: GGUF file, with `llamacpp`; None: the small model.
+        fleet: Fleet file with their speeds, in the same order; None: measured at the start.
+        num_slots: Calls that a llama.cpp batches.
+        slot_tokens: Context of each of them, tokens.
+        num_threads: Threads of a llama.cpp; 0: one per core, less one.
+        cores: Cores it is held on; empty: all.
+    """
+
+    engine: EngineName = "llamacpp"
+    urls: tuple[str, ...] = ()
+    api_key: str | None = None
+    model: str = ""
+    model_file: Path | None = None
+    fleet: Path | None = None
+    num_slots: int = 4
+    slot_tokens: int = 2_048
+    num_threads: int = 0
+    cores: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fleet:
+    """Instances, and how a mesh gets their engines."""
+
+    specs: tuple[InstanceSpec, ...]
+    open_engine: OpenEngine = SimulatedEngine.open
+    """In this process."""
+    worker_variables: dict[str, dict[str, str]] = field(default_factory=dict)
+    """Instance -> variables by which a worker process finds its engine."""
+    is_real: bool = False
+
+
+@asynccontextmanager
+async def fleet_of(
+    choice: EngineChoice | None, fleet: str, console: Console
+) -> AsyncIterator[Fleet]:
+    """Have a fleet for as long as the block lasts: real engines, or the simulated ones named.
+
+    Raises:
+        ConfigError: There is no such fleet, or see `open_real`.
+        TransientError: A server does not answer.
+    """
+    if choice is None:
+        yield Fleet(specs=load_fleet(fleet))
+        return
+    async with open_real(choice, console) as engines:
+        yield engines
+
+
+@asynccontextmanager
+async def open_real(choice: EngineChoice, console: Console) -> AsyncIterator[Fleet]:
+    """Have real engines for as long as the block lasts; those started here end with it.
+
+    Raises:
+        ConfigError: A model, package or server is missing, or a server is none.
+        TransientError: A server does not answer.
+    """
+    async with AsyncExitStack() as stack:
+        if choice.engine == "llamacpp":
+            server = await stack.enter_async_context(_own_llamacpp(choice, console))
+            named = {"llamacpp-0": OpenAIParams(url=server.url)}
+        else:
+            named = {
+                f"openai-{index}": OpenAIParams(
+                    url=url, model=choice.model, api_key=choice.api_key, startup_s=STARTUP_S
+                )
+                for index, url in enumerate(choice.urls)
+            }
+        if not named:
+            raise ConfigError("name at least one server: --openai URL")
+        specs = await _describe(choice, named, console)
+        servers = dict(zip((spec.instance_id for spec in specs), named.values(), strict=True))
+
+        @asynccontextmanager
+        async def open_engine(spec: InstanceSpec, clock: Clock) -> AsyncIterator[Engine]:
+            async with OpenAIEngine.open(spec, servers[spec.instance_id], clock) as engine:
+                yield ReplayedPrompts(engine)
+
+        variables = {name: _worker_variables(params) for name, params in servers.items()}
+        yield Fleet(specs=specs, open_engine=open_engine, worker_variables=variables, is_real=True)
+
+
+@asynccontextmanager
+async def _own_llamacpp(choice: EngineChoice, console: Console) -> AsyncIterator[LlamaCppServer]:
+    def say(text: str) -> None:
+        console.print(f"{text} ...", style="dim")
+
+    path, name = choice.model_file, choice.model
+    if path is None:
+        path = await asyncio.to_thread(fetch_gguf, default_cache_dir(os.environ), say)
+        name = name or MODEL_NAME
+    with tempfile.TemporaryDirectory(prefix="hexflow-llamacpp-") as folder:
+        server = LlamaCppServer(
+            LlamaCppParams(
+                model_path=str(path),
+                model_name=name or path.stem,
+                num_slots=choice.num_slots,
+                slot_tokens=choice.slot_tokens,
+                num_threads=choice.num_threads,
+                cores=choice.cores,
+            ),
+            Path(folder) / "llamacpp.log",
+        )
+        say(f"starting llama.cpp with {path.name}")
+        try:
+            await asyncio.to_thread(server.start)
+            async with asyncio.TaskGroup() as group:
+                keeping = group.create_task(server.keep_running(), name="llamacpp")
+                try:
+                    yield server
+                finally:
+                    keeping.cancel()
+        finally:
+            await asyncio.to_thread(server.stop)
+
+
+async def _describe(
+    choice: EngineChoice, named: dict[str, OpenAIParams], console: Console
+) -> tuple[InstanceSpec, ...]:
+    if choice.fleet is not None:
+        specs = load_fleet(str(choice.fleet))
+        if len(specs) != len(named):
+            raise ConfigError(f"{choice.fleet} has {len(specs)} instances for {len(named)} servers")
+        return specs
+    console.print("measuring how fast it is: a few short calls ...", style="dim")
+    return tuple([await _measured(name, params) for name, params in named.items()])
+
+
+async def _measured(instance_id: str, params: OpenAIParams) -> InstanceSpec:
+    """Return a server's description, its speed from a few calls."""
+    async with OpenAIEngine.open(blank_spec(instance_id), params, SystemClock()) as engine:
+        spec = msgspec.structs.replace(engine.spec, model=engine.model)
+        return await measured_quickly(engine, spec)
+
+
+async def measured_quickly(engine: Engine, spec: InstanceSpec) -> InstanceSpec:
+    """Return a description with a speed measured by a few calls.
+
+    Raises:
+        ConfigError: The engine does not do them.
+    """
+    prober = Prober(engine)
+    try:
+        await prober.warm_up()
+        runs = await prober.run(plan_experiment(spec, quick_scale(spec)))
+    except* GenerationFailed as exc:
+        first = exc.exceptions[0]
+        raise ConfigError(f"{spec.instance_id} cannot be measured: {first}") from exc
+    fit = await asyncio.to_thread(fit_latency, spec, runs)
+    return msgspec.structs.replace(spec, latency=fit.latency)
+
+
+def blank_spec(instance_id: str) -> InstanceSpec:
+    """Return a description before anything is known; the server fills most of it in."""
+    return InstanceSpec(
+        instance_id=instance_id,
+        gpu="CPU",
+        max_context_tokens=2_048,
+        max_num_seqs=64,
+        max_batched_tokens=512,
+        features=("structured_output",),
+        latency=PLACEHOLDER,
+    )
+
+
+def _worker_variables(params: OpenAIParams) -> dict[str, str]:
+    found = {
+        "WORKER_ENGINE": "openai",
+        "WORKER_OPENAI__URL": params.url,
+        "WORKER_OPENAI__MODEL": params.model,
+    }
+    if params.api_key:
+        found["WORKER_OPENAI__API_KEY"] = params.api_key
+    return found
+
+
+def _api_key() -> str | None:
+    """Return the key for the servers: a command line would show it to everybody."""
+    return os.environ.get("OPENAI_API_KEY") or None
+
+
+def count_of(specs: Sequence[InstanceSpec], noun: str) -> str:
+    """Return `1 worker`, `2 workers`."""
+    return f"{len(specs)} {noun}" + ("" if len(specs) == 1 else "s")
+
+
+def choice_of(
+    engine: str | None, openai: Sequence[str] | None, *, fleet: str | None = None
+) -> EngineChoice | None:
+    """Return the engines that a command's options choose; None: simulated ones.
+
+    Raises:
+        ConfigError: The options contradict each other.
+    """
+    path = Path(fleet) if fleet else None
+    if openai and engine not in (None, "openai"):
+        raise ConfigError(f"--openai names servers, --engine {engine} starts one: use one of them")
+    if openai:
+        return EngineChoice(engine="openai", urls=tuple(openai), fleet=path, api_key=_api_key())
+    if engine in (None, "simulated"):
+        return None
+    if engine == "llamacpp":
+        return EngineChoice(engine="llamacpp", fleet=path)
+    raise ConfigError(f"no engine {engine!r}; there are simulated, llamacpp and openai")

@@ -1,0 +1,130 @@
+"""`hexflow chat` and `hexflow up` in front of engines that are not simulated."""
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.engines import small_model
+from tests.support.openai_server import MODEL, VLLM_METRICS, FakeServer, answers_status, fake_server
+
+ROOT = Path(__file__).resolve().parents[2]
+WITHIN_S = 100.0
+
+
+async def hexflow(*words: str) -> tuple[int, str, str]:
+    """Run the command line as a process; return exit code, stdout and stderr."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "services.cli", *words),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        cwd=ROOT,
+    )
+    try:
+        async with asyncio.timeout(WITHIN_S):
+            out, err = await process.communicate()
+    except TimeoutError:
+        process.kill()
+        out, err = await process.communicate()
+    return process.returncode or 0, out.decode(), err.decode()
+
+
+async def test_chat_asks_a_server_that_runs_already():
+    """The answer comes from the server, through the mesh, with the server's token counts."""
+    async with fake_server() as server:
+        code, out, err = await hexflow(
+            "chat", "how many are there", "--openai", server.url, "--max-tokens", "4", "--json"
+        )
+        asked = [body for body in server.bodies if "messages" in body]
+    assert code == 0, err
+    answer = json.loads(out)
+    assert answer["answer"] == "w0 w1 w2 w3"
+    assert answer["instance"] == "openai-0"
+    assert (answer["input_tokens"], answer["output_tokens"]) == (4, 4)
+    (body,) = asked
+    assert body["messages"] == [{"role": "user", "content": "how many are there"}]
+    assert body["model"] == MODEL
+
+
+async def test_chat_tells_what_the_server_said():
+    """A server that refuses to work ends the command with its words, not with a traceback."""
+    server = FakeServer(faults=[answers_status(500)] * 1_000)
+    async with fake_server(server):
+        code, out, err = await hexflow("chat", "hello", "--openai", server.url)
+    assert code == 2
+    assert out == ""
+    assert "HTTP 500: not now" in err
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("chat", "hello", "--engine", "gpt"), "no engine 'gpt'"),
+        (("chat", "hello", "--engine", "simulated"), "nothing to say"),
+        (
+            (
+                "chat",
+                " ",
+            ),
+            "no question",
+        ),
+        (("up", "--openai", "http://127.0.0.1:9", "--engine", "llamacpp"), "use one of them"),
+        (("up", "--openai", "nonsense"), "is no server's address"),
+        (("up", "--openai", "http://127.0.0.1:9", "--time-scale", "2"), "real time"),
+    ],
+)
+async def test_contradicting_options_are_refused(words: tuple[str, ...], said: str):
+    """What cannot be done is told at once, with exit code 2."""
+    code, out, err = await hexflow(*words)
+    assert (code, out) == (2, "")
+    assert said in err
+
+
+async def test_up_drives_a_workload_through_two_servers():
+    """`up --openai` twice is a fleet of two; generated queries run on both and end completed."""
+    async with fake_server() as one, fake_server() as two:
+        for server in (one, two):
+            server.models = [{"id": "default", "max_model_len": 100_000}]
+            server.metrics = VLLM_METRICS.replace('"500"', '"50000"')
+            server.pace_s, server.context_tokens = 0.0, 100_000
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "services.cli", "up", "--rate", "5"),
+            *("--openai", one.url, "--openai", two.url),
+            stderr=asyncio.subprocess.PIPE,
+            cwd=ROOT,
+        )
+        try:
+            async with asyncio.timeout(WITHIN_S):
+                while process.returncode is None and _fewest_calls(one, two) < 30:
+                    await asyncio.sleep(0.05)
+            assert process.returncode is None
+            process.terminate()
+            async with asyncio.timeout(WITHIN_S):
+                _, err = await process.communicate()
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+    assert process.returncode == 0, err.decode()
+    assert "2 workers with real engines" in " ".join(err.decode().split())
+    assert all(body["prompt"] and body["max_tokens"] for body in one.bodies)
+
+
+def _fewest_calls(*servers: FakeServer) -> int:
+    return min(len(server.bodies) for server in servers)
+
+
+@pytest.mark.engine
+@pytest.mark.slow
+async def test_a_real_model_answers_one_question():
+    """One command starts llama.cpp on the small model and brings its answer."""
+    small_model()
+    code, out, err = await hexflow("chat", "What is 2+2?", "--json")
+    assert code == 0, err
+    answer = json.loads(out)
+    assert "4" in answer["answer"]
+    assert answer["finish_reason"] == "stop"
+    assert answer["input_tokens"] > answer["cached_tokens"]
