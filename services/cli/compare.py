@@ -18,7 +18,7 @@ from services.cli.console import print_json, stderr_console, stdout_console
 from services.cli.lab import options
 from services.cli.lab.bench import OWN_RATES
 from services.cli.lab.comparison import Comparison, Plan, compare
-from services.cli.lab.figures import figures_of
+from services.cli.lab.figures import figures_of, overview_figure
 from services.cli.lab.grids import Grid, grids_of, setting_title, thinned, without_intervals
 from services.cli.lab.headlines import headlines
 from services.cli.lab.html import markdown, page
@@ -178,8 +178,12 @@ def write(found: Comparison, folder: Path) -> None:
         images[setting] = {name: _png(figure) for name, figure in figures.items()}
         for name, image in images[setting].items():
             _write_bytes(folder / f"{slug(setting)}-{name}.png", image)
+    overview = None
+    if len(found.plan.settings) > 1:
+        overview = _png(overview_figure(found))
+        _write_bytes(folder / "overview.png", overview)
     command_line = shlex.join(["hexflow", *sys.argv[1:]]) if "compare" in sys.argv[1:2] else ""
-    _write_text(folder / "report.html", page(found, images, command_line))
+    _write_text(folder / "report.html", page(found, images, command_line, overview))
     _write_text(folder / "tables.md", markdown(found))
     _write_text(folder / "compare.json", msgspec.json.encode(comparison_json(found)).decode())
 

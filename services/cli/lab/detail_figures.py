@@ -58,7 +58,7 @@ def alpha_figure(found: Comparison, setting: Setting) -> Figure:
     curves = [curve for curve in found.alpha_curves if curve.cell.setting == setting]
     policies = list(dict.fromkeys(curve.policy for curve in curves))
     figure = new_figure(
-        4.6 * len(policies) + 1.0, 4.4, f"P95 over α on tuning seeds: {setting_title(setting)}"
+        4.6 * len(policies) + 1.6, 4.6, f"P95 over α on tuning seeds\n{setting_title(setting)}"
     )
     rates = found.rates_qps(setting)
     panels = np.atleast_1d(figure.subplots(1, len(policies), sharey=True))

@@ -15,6 +15,7 @@ from services.cli.lab.axes import (
     legend_below,
     log_seconds,
     new_figure,
+    tidy,
 )
 from services.cli.lab.comparison import TARGET, Comparison, Contender
 from services.cli.lab.detail_figures import alpha_figure, instances_figure
@@ -40,6 +41,43 @@ def figures_of(found: Comparison, setting: Setting) -> dict[str, Figure]:
     if any(curve.cell.setting == setting for curve in found.alpha_curves):
         figures["alpha"] = alpha_figure(found, setting)
     return figures
+
+
+def overview_figure(found: Comparison) -> Figure:
+    """Return how close each policy comes to the upper bound, one row per setting."""
+    settings, contenders = found.plan.settings, found.contenders()
+    figure = new_figure(
+        10.5, 1.9 + 0.42 * len(settings), "How much of the upper bound each policy sustains"
+    )
+    axes = figure.subplots()
+    places = np.arange(len(settings))[::-1]
+    for place, contender in reversed(list(enumerate(contenders))):
+        style = Style(contender, place)
+        shares = [
+            interval(found.sustained_qps(one, contender)).mean / found.bound_qps(one, contender)
+            for one in settings
+        ]
+        axes.plot(
+            [share or np.nan for share in shares],
+            places,
+            style.marker,
+            color=style.colour,
+            markersize=11 if place == 0 else 7.5,
+            markerfacecolor=style.fill,
+            label=contender.label,
+            zorder=2.0 if place == 0 else 3.0,
+        )
+    tidy(axes)
+    axes.set_yticks(places, [setting_title(one) for one in settings])
+    axes.set_ylim(-0.6, len(settings) - 0.4)
+    axes.set_xlim(left=0.0, right=1.02)
+    axes.xaxis.set_major_formatter(PercentFormatter(1.0))
+    axes.axvline(1.0, color=BOUND, linewidth=1.2, linestyle="--")
+    axes.set_xlabel(
+        f"rate up to which {TARGET:.0%} stay within their SLO, of the fleet's fluid capacity"
+    )
+    legend_below(figure, axes, is_reversed=True)
+    return figure
 
 
 def load_figure(found: Comparison, setting: Setting) -> Figure:

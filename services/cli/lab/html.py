@@ -62,6 +62,7 @@ Queries that are not answered count as missed; percentiles are over answered one
 """
 
 _SHOWN = {
+    "overview": "share of the upper bound that each sustains, by setting",
     "load": "P95, share within the SLO and goodput against the rate",
     "limits": "sustained rates and tightest SLOs",
     "ablation": "what each half of the policy brings",
@@ -70,13 +71,19 @@ _SHOWN = {
 }
 
 
-def page(found: Comparison, images: Mapping[Setting, Mapping[str, bytes]], command: str) -> str:
+def page(
+    found: Comparison,
+    images: Mapping[Setting, Mapping[str, bytes]],
+    command: str,
+    overview: bytes | None = None,
+) -> str:
     """Return the report.
 
     Args:
         found: The comparison.
         images: Setting -> plot's name -> PNG.
         command: The command that made it; empty where there was none.
+        overview: A plot of all settings.
     """
     settings = found.plan.settings
     links = "".join(
@@ -94,6 +101,7 @@ def page(found: Comparison, images: Mapping[Setting, Mapping[str, bytes]], comma
         _facts(found),
         _HOW,
         _html_grid(overview_grid(found), "all") if len(settings) > 1 else "",
+        _image({"overview": overview} if overview else {}, "overview", _title(found)),
     ]
     for number, setting in enumerate(settings):
         parts += _section(found, setting, number, images[setting])

@@ -13,6 +13,7 @@ import pytest
 from services.cli.compare import rich_table, slug, write
 from services.cli.lab.bench import Workbench
 from services.cli.lab.comparison import Comparison, Plan, compare
+from services.cli.lab.figures import overview_figure
 from services.cli.lab.gantt import gantt_figure, lanes
 from services.cli.lab.grids import Grid, grids_of, overview_grid, thinned, without_intervals
 from services.cli.lab.headlines import headlines
@@ -104,6 +105,18 @@ def test_several_settings_have_one_table_of_all():
     assert {len(row) for row in grid.rows} == {len(grid.columns)}
     assert grid.title in page(both, {SETTING: {}, other: {}}, "")
     assert grid.title in markdown(both)
+    (axes,) = overview_figure(both).axes
+    assert [label.get_text() for label in axes.get_yticklabels()] == [row[0] for row in grid.rows]
+    legend = overview_figure(both).legends[0]
+    assert len(legend.get_texts()) == len(both.contenders())
+
+
+def test_several_settings_have_a_plot_of_all(tmp_path: Path):
+    """A file of its own, and in the page."""
+    other = msgspec.structs.replace(SETTING, fleet="homogeneous")
+    write(scripted(answer, settings=(SETTING, other)), tmp_path)
+    assert (tmp_path / "overview.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "report.html").read_text().count("data:image/png") == 11
 
 
 def test_every_row_is_as_wide_as_its_heading(found: Comparison):
