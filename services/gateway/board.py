@@ -90,6 +90,8 @@ class Board:
         self.change = 0
         """Grows with everything that is taken."""
         self.num_calls: dict[str, int] = {}
+        self.alpha_now: dict[str, float] = {}
+        """Model -> α under which its last call was dispatched."""
         self.alphas: deque[AlphaUpdate] = deque(maxlen=MAX_ALPHAS)
         self.history: deque[dict[str, float | None]] = deque(maxlen=MAX_HISTORY)
 
@@ -112,6 +114,8 @@ class Board:
             _, gone = self._lines.popitem(last=False)
             self._num_held -= gone.num_taken
         self.num_calls[event.kind] = self.num_calls.get(event.kind, 0) + 1
+        if event.alpha is not None and (event.model in self.alpha_now or len(self.alpha_now) < 100):
+            self.alpha_now[event.model] = event.alpha
         self._time(event)
 
     def take_alpha(self, update: AlphaUpdate) -> None:

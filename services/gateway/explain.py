@@ -11,7 +11,8 @@ from typing import Any
 
 import msgspec
 
-from shared.contracts.messages import LatencyEvent
+from shared.contracts.messages import LatencyEvent, ScoreTerms
+from shared.scheduling.dispatch import floored_queue_s, flow_score
 
 PARTS = ("between calls", "on the way", "waiting", "running")
 TOLERANCE_S = 1e-3
@@ -108,11 +109,20 @@ def scores(event: LatencyEvent) -> list[dict[str, Any]]:
             "instance_id": instance_id,
             "t_queue_s": t_queue_s,
             "t_comp_s": t_comp_s,
-            "score": terms.score if instance_id == event.instance_id else None,
+            "score": terms.score
+            if instance_id == event.instance_id
+            else _score(terms, t_queue_s, t_comp_s),
             "is_chosen": instance_id == event.instance_id,
         }
         for instance_id, (t_queue_s, t_comp_s) in offers.items()
     ]
+
+
+def _score(terms: ScoreTerms, t_queue_s: float, t_comp_s: float) -> float | None:
+    """Return the score of an instance that was not chosen, for policies that weigh with α."""
+    if terms.alpha is None or terms.beta_s2 is None:
+        return None
+    return flow_score(terms.alpha, terms.beta_s2, floored_queue_s(t_queue_s), t_comp_s)
 
 
 def latest_start_s(event: LatencyEvent) -> float | None:

@@ -143,6 +143,7 @@ class Live:
             "target_s": self._params.target_s,
             "summary": self._board.summary(now_s),
             "fleet": self.fleet_view(),
+            "alpha_now": dict(self._board.alpha_now),
             "dead_letters": self._letters.num_seen,
         }
 

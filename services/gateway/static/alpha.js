@@ -20,7 +20,13 @@ export function showAlphas(updates, now, scale) {
   }
   const none = known.size === 0;
   document.getElementById("no-alphas").hidden = !none;
+  document.getElementById("alpha-changes").hidden = none;
   if (!none && (isNew || !document.getElementById("view-alpha").hidden)) draw(now, scale);
+}
+
+export function showAlphaNow(values) {
+  const texts = Object.entries(values).map(([model, alpha]) => `${model} ${Number(alpha.toPrecision(3))}`);
+  setText(document.getElementById("alpha-now"), texts.length ? texts.join(", ") : "not known yet");
 }
 
 function draw(now, scale) {

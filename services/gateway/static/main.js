@@ -1,6 +1,6 @@
 // Starts the dashboard: views by hash, theme, key, snapshot, then live events.
 
-import { showAlphas } from "./alpha.js";
+import { showAlphaNow, showAlphas } from "./alpha.js";
 import { call, follow, key, NeedsKey } from "./api.js";
 import { restyleCharts } from "./charts.js";
 import { refresh as refreshLetters, setUp as setUpLetters, showLetters } from "./letters.js";
@@ -45,6 +45,7 @@ async function begin() {
   showHistory(present.history, present.target_s, present.time_scale);
   showPresent(present);
   resetQueries(present.queries);
+  showAlphaNow(present.alpha_now);
   showAlphas(present.alpha, present.now_s, present.time_scale);
   await showLetters(present.dead_letters, view === "letters");
 }
@@ -58,6 +59,7 @@ function take(news) {
   showSample(news.sample, news.target_s, news.time_scale);
   showPresent(news);
   changeQueries(news.queries);
+  showAlphaNow(news.alpha_now);
   showAlphas(news.alpha, news.now_s, news.time_scale);
   showLetters(news.dead_letters, view === "letters").catch(() => {});
   const id = shownQuery();

@@ -93,19 +93,24 @@ function count() {
 function makeRow(id) {
   const button = el("button", { type: "button", title: id }, id);
   button.addEventListener("click", () => { location.hash = `#/queries/${encodeURIComponent(id)}`; });
-  const cells = Array.from({ length: 5 }, (_, index) => el("td", { className: index > 1 ? "num" : "" }));
-  const row = el("tr", { className: id === chosen ? "chosen" : "" }, el("td", {}, button), ...cells);
+  const cells = Array.from({ length: 5 }, (_, index) => el("td", { role: "cell", className: index > 1 ? "num" : "" }));
+  const row = el("tr", { role: "row", className: id === chosen ? "chosen" : "" }, el("td", { role: "cell" }, button), ...cells);
   return {
     row,
     update: (one) => {
       setText(cells[0], one.tenant);
-      setText(cells[1], one.is_late && one.outcome === "completed" ? "late" : one.outcome);
+      setText(cells[1], stateOf(one));
       setClass(cells[1], one.is_late || !["running", "completed"].includes(one.outcome) ? "bad" : one.outcome === "completed" ? "good" : "");
       setText(cells[2], seconds(one.took_s));
       setText(cells[3], seconds(one.slo_s));
       setText(cells[4], `${one.calls_ended}`);
     },
   };
+}
+
+function stateOf(one) {
+  if (!one.is_late) return one.outcome;
+  return { completed: "late", running: "running late" }[one.outcome] ?? one.outcome;
 }
 
 function noteTenant(name) {
