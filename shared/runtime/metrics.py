@@ -55,6 +55,10 @@ class Metrics:
         self.demoted = self._counter(
             "hexflow_calls_demoted", "Calls put behind those that can still be in time", ()
         )
+        self.queries_ended = self._counter(
+            "hexflow_queries_ended", "Questions answered or given up, by kind", ("kind", "workflow")
+        )
+        self.queries_open = self._gauge("hexflow_queries_open", "Questions under way", ())
         self.waiting = self._gauge("hexflow_calls_waiting", "Calls in the queue", ())
         self.running = self._gauge("hexflow_calls_running", "Calls in the engine", ())
         self.backlog = self._gauge("hexflow_backlog_seconds", "Expected work bound here", ())

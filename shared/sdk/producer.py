@@ -73,6 +73,8 @@ class Producer:
         self._ended: dict[str, None] = {}
         self._kept: dict[str, CallOutcome] = {}
         self._next_offset = 0
+        self.first_offset = 0
+        """Offset of the first outcome that was read."""
         self.clock = clock
         self.store = store
         self.reply_to = ReplyTo(topic=STAGE_RESULTS, partition=tp.partition)
@@ -132,7 +134,7 @@ class Producer:
 
     async def start(self) -> None:
         """Fix where reading begins, and read what is there already when outcomes are kept."""
-        self._next_offset = await self._consumer.position(self._tp)
+        self._next_offset = self.first_offset = await self._consumer.position(self._tp)
         if not self._keeps:
             return
         end = (await self._consumer.end_offsets())[self._tp]

@@ -195,8 +195,8 @@ async def test_the_schema_is_read_with_keys_and_typical_values(dialect: str, dat
         total = orders.column("total")
         assert total is not None
         assert (customers.comment, total.comment) == ("people who buy", "in francs")
-    assert await database.texts_like("customers", "city", "zür%", limit=3) in ((), ("ZÜRICH",))
-    assert await database.texts_like("customers", "city", "ber%", limit=3) == ("Bern",)
+    assert await database.texts_like("customers", "city", ["zür"], limit=3) in ((), ("ZÜRICH",))
+    assert await database.texts_like("customers", "city", ["ern", "x'; --"], limit=3) == ("Bern",)
 
 
 @pytest.mark.real

@@ -156,13 +156,13 @@ _COUNTRIES = {
     "NL": ("Netherlands", ("Amsterdam", "Utrecht", "Den Haag")),
     "PL": ("Poland", ("Warszawa", "Kraków", "Krakow")),
 }
-_FIRST = (
+_FIRST = (  # noqa: SIM905 - words
     "Ada Noah Mia Liam Emma Paul Lea Jonas Nina Marco Giulia Léo Chloé Ana João Ewa Piotr"
-).split()  # noqa: SIM905 - a list of words
-_LAST = (
+).split()
+_LAST = (  # noqa: SIM905 - words
     "Müller Mueller Schmidt Rossi Bianchi Dubois Moreau Silva Santos Kowalski Nowak "
     "de-Vries Jansen Weber Keller O'Brien"
-).split()  # noqa: SIM905 - a list of words
+).split()
 _CATEGORIES = (
     ("Home", None),
     ("Kitchen", "Home"),
@@ -196,11 +196,7 @@ _TODAY = dt.date(2025, 6, 30)
 
 
 def rows(seed: int = 7) -> Rows:
-    """Return the content of every table; the same seed gives the same rows.
-
-    Args:
-        seed: Of everything drawn.
-    """
+    """Return the content of every table; the same seed gives the same rows."""
     rng = Random(seed)  # noqa: S311 - sample data
     found: Rows = {
         "countries": [

@@ -142,11 +142,13 @@ _TEAMS = (
     ("County", "Llanfair"),
     ("Orient", "Eastwick"),
 )
-_FIRST = ("Tom Jack Luka Omar Diego Kofi Sven Yuki Ivan Mateo Rui Sean Ali Noé Émile Björn").split()  # noqa: SIM905 - a list of words
-_LAST = (
+_FIRST = (  # noqa: SIM905 - words
+    "Tom Jack Luka Omar Diego Kofi Sven Yuki Ivan Mateo Rui Sean Ali Noé Émile Björn"
+).split()
+_LAST = (  # noqa: SIM905 - words
     "Smith Jones Novak Hassan Fernández Mensah Larsen Tanaka Petrov García Costa Murphy "
     "Khan Lefèvre Dubois Åberg O'Neill"
-).split()  # noqa: SIM905 - a list of words
+).split()
 _NATIONS = ("ENG", "IRL", "WAL", "FRA", "ESP", "GHA", "SWE", "JPN", "POR", "eng")
 
 

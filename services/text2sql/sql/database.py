@@ -7,7 +7,7 @@ the statement in the database.
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import Any, Self, TypeVar
@@ -159,18 +159,21 @@ class Database:
         )
 
     async def texts_like(
-        self, table: str, column: str, pattern: str, *, limit: int
+        self, table: str, column: str, words: Sequence[str], *, limit: int
     ) -> tuple[str, ...]:
-        """Return distinct values of a text column that are LIKE a pattern, in any case.
+        """Return distinct values of a text column that contain one of some words, in any case.
 
-        Names come from the schema and are quoted; the pattern is data.
+        Names come from the schema and are quoted; the words are data.
+
+        Raises:
+            SqlError: It could not be searched.
         """
         quote = self._driver.engine.dialect.identifier_preparer.quote_identifier
         name = quote(column)
-        escaped = pattern.replace("'", "''")
+        likes = " OR ".join(f"LOWER({name}) LIKE '%{_escaped(word)}%'" for word in words)
         sql = (
-            f"SELECT DISTINCT {name} FROM {quote(table)} "  # noqa: S608 - names are quoted
-            f"WHERE LOWER({name}) LIKE '{escaped}' LIMIT {limit}"
+            f"SELECT DISTINCT {name} FROM {quote(table)} "  # noqa: S608 - quoted, and checked
+            f"WHERE {likes or '1 = 0'} LIMIT {limit}"
         )
         rows = await self.run(sql, max_rows=limit)
         return tuple(str(row[0]) for row in rows.rows if row[0] is not None)
@@ -208,6 +211,11 @@ class Database:
                     job.end()
         except SQLAlchemyError as exc:
             raise _translated(exc, deadline_s, job, limits) from exc
+
+
+def _escaped(word: str) -> str:
+    """Return a word for a LIKE pattern: its wildcards match anything, which is harmless."""
+    return word.lower().replace("'", "''")
 
 
 def _fetch(

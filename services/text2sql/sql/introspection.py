@@ -9,7 +9,7 @@ from services.text2sql.sql.cells import plain
 from services.text2sql.sql.drivers import Driver
 from services.text2sql.sql.schema import Column, ForeignKey, Schema, Table
 
-MAX_SAMPLES = 6
+MAX_SAMPLES = 12
 SAMPLED_ROWS = 20_000
 MAX_SAMPLE_CHARS = 60
 
@@ -71,20 +71,24 @@ def _table(
     quote = connection.dialect.identifier_preparer.quote_identifier
     return Table(
         name=name,
-        columns=tuple(
-            Column(
-                name=one["name"],
-                type=str(one["type"]),
-                comment=str(one.get("comment") or ""),
-                samples=_samples(connection, quote(name), quote(one["name"])),
-                is_key=one["name"] in primary,
-                is_text=isinstance(one["type"], types.String | types.Enum),
-            )
-            for one in columns
-        ),
+        columns=tuple(_column(connection, quote(name), one, primary) for one in columns),
         foreign_keys=foreign,
         comment=comment,
         num_rows=_count(connection, quote(name)),
+    )
+
+
+def _column(connection: Connection, table: str, described: Any, primary: frozenset[str]) -> Column:
+    quote = connection.dialect.identifier_preparer.quote_identifier
+    samples = _samples(connection, table, quote(described["name"]))
+    return Column(
+        name=described["name"],
+        type=str(described["type"]),
+        comment=str(described.get("comment") or ""),
+        samples=samples,
+        is_key=described["name"] in primary,
+        is_text=isinstance(described["type"], types.String | types.Enum),
+        is_closed=0 < len(samples) < MAX_SAMPLES,
     )
 
 

@@ -27,6 +27,7 @@ class Column(msgspec.Struct, frozen=True, kw_only=True):
         samples: Some of its values as text, most frequent first.
         is_key: Whether it belongs to the primary key.
         is_text: Whether it holds text, so that questions may name its values.
+        is_closed: Whether `samples` are all of its values.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Column(msgspec.Struct, frozen=True, kw_only=True):
     samples: tuple[str, ...] = ()
     is_key: bool = False
     is_text: bool = False
+    is_closed: bool = False
 
 
 class Table(msgspec.Struct, frozen=True, kw_only=True):

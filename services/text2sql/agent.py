@@ -1,0 +1,251 @@
+"""The agent: takes questions from `queries`, and ends each with one result.
+
+Partitions move between agents as in any consumer group; each has a lane. A lane that has to go is
+cancelled where it is: its questions are read again by the partition's next owner, which finds the
+outcomes of their calls and goes on where this one was.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Collection, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import structlog
+
+from services.text2sql.answering import Desk
+from services.text2sql.flow.definition import built_in, load_definition
+from services.text2sql.lane import Lane, try_keep
+from services.text2sql.params import GROUP, AgentParams
+from services.text2sql.sql.database import Database
+from shared.contracts.codec import decode
+from shared.contracts.messages import CancelQuery
+from shared.contracts.topics import CANCELLATIONS, QUERIES, STAGE_RESULTS, Topics
+from shared.errors import BrokerUnavailable, ContractError, StaleAssignment
+from shared.ports import Broker, Clock, Consumer, Record, StateStore, TopicPartition
+from shared.runtime.health import Health
+from shared.runtime.metrics import Metrics
+from shared.runtime.offsets import OffsetTracker
+from shared.runtime.publishing import DeadLetters, Publisher
+from shared.runtime.tables import follow_topic
+from shared.sdk import Producer, open_producer
+
+MAX_TOMBSTONES = 100_000
+LEAVE_WITHIN_S = 2.0
+CHECK_S = 0.05
+log = structlog.get_logger(__name__)
+
+
+class Agent:
+    """Answers questions.
+
+    Args:
+        broker: The mesh's broker.
+        clock: Mesh clock.
+        topics: Names.
+        store: Where progress is told; None: nowhere.
+        params: How it behaves.
+        metrics: Counts.
+        health: Whether it makes progress.
+    """
+
+    def __init__(
+        self,
+        *,
+        broker: Broker,
+        clock: Clock,
+        topics: Topics,
+        store: StateStore | None,
+        params: AgentParams,
+        metrics: Metrics,
+        health: Health,
+    ) -> None:
+        self._broker = broker
+        self._clock = clock
+        self._topics = topics
+        self._store = store
+        self._params = params
+        self._metrics = metrics
+        self._health = health
+        self._publisher = Publisher(broker, topics, clock)
+        self._dead_letters = DeadLetters(self._publisher, topics, clock, metrics, "text2sql")
+        self._slots = asyncio.Semaphore(params.max_open)
+        self._lanes: dict[TopicPartition, tuple[Lane, asyncio.Task[None]]] = {}
+        self._tombstones: dict[str, CancelQuery] = {}
+        self._consumer: Consumer | None = None
+        self._num_replies = 1
+        self._is_paused = False
+
+    async def serve(self, stop: asyncio.Event) -> None:
+        """Answer questions until `stop` is set, then finish what is open within the drain bound.
+
+        Raises:
+            ConfigError: A database or a workflow cannot be read.
+        """
+        workflows = built_in()
+        extra = [load_definition(Path(path)) for path in self._params.workflow_files]
+        workflows.update({one.name: one for one in extra})
+        self._num_replies = await self._broker.partitions_of(self._topics.name(STAGE_RESULTS))
+        over = asyncio.Event()
+        async with AsyncExitStack() as stack:
+            databases = {
+                name: await stack.enter_async_context(Database.open(name, url, self._params.limits))
+                for name, url in self._params.databases.items()
+            }
+            desk = Desk(
+                params=self._params,
+                clock=self._clock,
+                store=self._store,
+                databases=databases,
+                workflows=workflows,
+            )
+            follower = await stack.enter_async_context(
+                follow_topic(self._broker, self._topics.name(CANCELLATIONS), self._on_cancellation)
+            )
+            group = await stack.enter_async_context(asyncio.TaskGroup())
+            group.create_task(follower.follow(over), name="agent-cancellations")
+            await follower.caught_up()
+            await self._consume(stop, desk, group)
+            over.set()
+        log.info("agent_stopped", totals=self._metrics.totals())
+
+    async def _consume(self, stop: asyncio.Event, desk: Desk, group: asyncio.TaskGroup) -> None:
+        async with self._broker.group_consumer(
+            [self._topics.name(QUERIES)],
+            self._topics.group(GROUP),
+            on_revoked=self._on_revoked,
+        ) as consumer:
+            self._consumer = consumer
+            self._health.clear()
+            due_s = self._clock.monotonic_s()
+            while not stop.is_set():
+                self._health.beat("queries")
+                try:
+                    await self._take_all(await consumer.fetch(timeout_s=0.2), desk, group)
+                except BrokerUnavailable:
+                    await asyncio.sleep(CHECK_S)
+                self._apply_pause(consumer)
+                if self._clock.monotonic_s() >= due_s:
+                    await self._commit()
+                    due_s = self._clock.monotonic_s() + self._params.commit_interval_s
+            await self._drain(consumer)
+
+    @property
+    def _consumer_now(self) -> Consumer:
+        if self._consumer is None:
+            raise RuntimeError("the agent does not serve")
+        return self._consumer
+
+    async def _take_all(
+        self, records: Sequence[Record], desk: Desk, group: asyncio.TaskGroup
+    ) -> None:
+        """Give records to their lanes; those that cannot be given yet are fetched again."""
+        for place, record in enumerate(records):
+            try:
+                lane = await self._lane_of(record, desk, group)
+            except BrokerUnavailable:
+                left = {one.tp: one.offset for one in reversed(records[place:])}
+                for tp, offset in left.items():
+                    if tp in self._consumer_now.assignment():
+                        self._consumer_now.seek(tp, offset)
+                raise
+            if lane is not None:
+                lane.put(record)
+
+    async def _lane_of(self, record: Record, desk: Desk, group: asyncio.TaskGroup) -> Lane | None:
+        """Return the lane of a record, opened when it is its partition's first; None: it moved."""
+        tp, consumer = record.tp, self._consumer_now
+        if tp in self._lanes:
+            return self._lanes[tp][0]
+        committed = await consumer.committed(tp)
+        ends = await consumer.end_offsets()
+        if tp not in ends or tp not in consumer.assignment():
+            return None
+        lane = Lane(
+            tp=tp,
+            tracker=OffsetTracker.restore(committed, record.offset),
+            known_end=ends[tp],
+            desk=desk,
+            open_producer=self._producer_of,
+            publisher=self._publisher,
+            dead_letters=self._dead_letters,
+            metrics=self._metrics,
+            slots=self._slots,
+            tombstone=self._tombstones.get,
+        )
+        self._lanes[tp] = (lane, group.create_task(lane.run(), name=f"lane-{tp.partition}"))
+        return lane
+
+    @asynccontextmanager
+    async def _producer_of(self, tp: TopicPartition) -> AsyncIterator[Producer]:
+        async with open_producer(
+            self._broker,
+            self._topics,
+            self._clock,
+            partition=tp.partition % self._num_replies,
+            store=self._store,
+            resume_as=f"{GROUP}-replies-{tp.partition}",
+        ) as producer:
+            yield producer
+
+    def _apply_pause(self, consumer: Consumer) -> None:
+        """Take no more questions while enough are open here: another agent may have room."""
+        num_open = sum(lane.num_open for lane, _ in self._lanes.values())
+        self._metrics.queries_open.set(num_open)
+        is_full = num_open >= self._params.max_open
+        if is_full and not self._is_paused:
+            consumer.pause(*consumer.assignment())
+        elif not is_full and self._is_paused:
+            consumer.resume(*consumer.assignment())
+        self._is_paused = is_full
+
+    async def _commit(self, only: Collection[TopicPartition] | None = None) -> None:
+        for tp, (lane, _) in list(self._lanes.items()):
+            if only is not None and tp not in only:
+                continue
+            position = lane.tracker.committable()
+            try:
+                await self._consumer_now.commit({tp: position})
+            except (BrokerUnavailable, StaleAssignment) as exc:
+                log.warning("commit_failed", partition=tp.partition, error=str(exc))
+                continue
+            await try_keep(lane, position.offset)
+
+    async def _drain(self, consumer: Consumer) -> None:
+        consumer.pause(*consumer.assignment())
+        give_up_s = self._clock.monotonic_s() + self._params.drain_s
+        while self._clock.monotonic_s() < give_up_s and any(
+            lane.num_open for lane, _ in self._lanes.values()
+        ):
+            self._health.beat("queries")
+            await asyncio.sleep(CHECK_S)
+        await self._commit()
+        await self._leave(list(self._lanes))
+
+    async def _on_revoked(self, tps: Collection[TopicPartition]) -> None:
+        mine = [tp for tp in tps if tp in self._lanes]
+        await self._commit(only=mine)
+        await self._leave(mine)
+
+    async def _leave(self, tps: Collection[TopicPartition]) -> None:
+        """Cancel the lanes of partitions; their calls go on in the mesh."""
+        tasks = [self._lanes.pop(tp)[1] for tp in tps]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            _, late = await asyncio.wait(tasks, timeout=LEAVE_WITHIN_S)
+            if late:
+                log.warning("lanes_left_late", num_lanes=len(late))
+
+    def _on_cancellation(self, record: Record) -> None:
+        try:
+            tombstone = decode(record.value or b"", CancelQuery)
+        except ContractError as exc:
+            log.warning("cancellation_unreadable", detail=exc.detail)
+            return
+        if tombstone.until_s < self._clock.now_s():
+            return
+        self._tombstones[tombstone.query_id] = tombstone
+        if len(self._tombstones) > MAX_TOMBSTONES:
+            del self._tombstones[next(iter(self._tombstones))]
+        for lane, _ in self._lanes.values():
+            lane.cancel(tombstone.query_id, tombstone.reason)

@@ -1,0 +1,1 @@
+"""Workflows as data, and what runs any of them through the mesh."""
