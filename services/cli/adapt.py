@@ -21,6 +21,7 @@ from services.cli.adapt_results import (
     Moment,
     adapted_json,
     best_constant,
+    decisions_table,
     judged_against_best,
     results_table,
 )
@@ -49,11 +50,13 @@ from shared.domain.trace import TraceQuery
 from shared.errors import ContractError
 from shared.ports import TopicPartition
 from shared.runtime.publishing import Publisher
+from shared.runtime.tuning_journal import Decided
 from shared.scheduling.attainment import percentile
 
 FLEET = "hetero-1"
+Ran = tuple[Phase, tuple[TraceQuery, ...], float, Tally]
 WRONG_BY = 2.0
-WINDOW_QUERIES, MIN_QUERIES = 300, 80
+WINDOW_QUERIES, MIN_QUERIES = 600, 150
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
@@ -63,10 +66,9 @@ async def run_phases(
     time_scale: float,
     seed: int,
     stop: asyncio.Event,
-) -> tuple[
-    list[tuple[Phase, tuple[TraceQuery, ...], float, Tally]], list[LatencyEvent], list[Moment]
-]:
-    """Run the phases live; return each with its queries, start and outcomes, and what was said."""
+) -> tuple[list[Ran], list[LatencyEvent], list[Moment], list[Decided]]:
+    """Run the phases live; return each as it ran, all events, what was said and decided."""
+    decided: list[Decided] = []
     params = EmbeddedParams(
         fleet=fleet,
         alpha=START_ALPHA,
@@ -75,10 +77,11 @@ async def run_phases(
             initial_alpha=START_ALPHA,
             window_queries=WINDOW_QUERIES,
             min_queries=MIN_QUERIES,
-            period_s=150.0,
+            period_s=300.0,
             quiet_s=60.0,
             check_wall_s=5.0 / time_scale,
         ),
+        journal=decided.append,
         drain_s=2.0,
     )
     done = []
@@ -100,7 +103,12 @@ async def run_phases(
             done.append((phase, queries, starts_s, tally))
         moments = await _moments(mesh, began_s)
         events = await read_mesh(mesh)
-    return done, [_since(event, began_s) for event in events], moments
+    return (
+        done,
+        [_since(event, began_s) for event in events],
+        moments,
+        [msgspec.structs.replace(one, at_s=one.at_s - began_s) for one in decided],
+    )
 
 
 def _since(event: LatencyEvent, began_s: float) -> LatencyEvent:
@@ -118,8 +126,7 @@ def _since(event: LatencyEvent, began_s: float) -> LatencyEvent:
 def _set_engines(mesh: EmbeddedMesh, phase: Phase) -> None:
     for instance_id, engine in mesh.engines.items():
         engine.slow_down(phase.slow.get(instance_id, 1.0))
-        if not phase.caches:
-            engine.lose_cache()
+        engine.lose_cache(is_lost=not phase.caches)
 
 
 async def _moments(access: MeshAccess, began_s: float) -> list[Moment]:
@@ -195,13 +202,15 @@ def command(
     plan = adaptation.phases(length)
     started_s = time.monotonic()
     if time_scale > 0:
-        done, events, moments = run_until_stopped(
+        done, events, moments, decided = run_until_stopped(
             lambda stop: run_phases(plan, fleet, time_scale, seed, stop)
         )
     else:
         with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
-            done, events, moments = runner.run(run_phases(plan, fleet, 1.0, seed, asyncio.Event()))
-    adapted = _judged(done, events, moments, fleet, time_scale)
+            done, events, moments, decided = runner.run(
+                run_phases(plan, fleet, 1.0, seed, asyncio.Event())
+            )
+    adapted = _judged(done, events, moments, decided, fleet, time_scale)
     out.mkdir(parents=True, exist_ok=True)
     (out / "adaptation-events.jsonl").write_bytes(events_text(events))
     from services.cli.plots import save  # noqa: PLC0415 - matplotlib takes a while
@@ -223,13 +232,15 @@ def command(
     for moment in adapted.moments:
         value = "" if moment.value is None else f" {moment.value:.4g}"
         console.print(f"{moment.at_s:8.0f} s  {moment.what} {moment.key}{value}  {moment.reason}")
+    console.print(decisions_table(adapted))
     console.print(f"Plot: {path}", soft_wrap=True)
 
 
 def _judged(
-    done: Sequence[tuple[Phase, tuple[TraceQuery, ...], float, Tally]],
+    done: Sequence[Ran],
     events: Sequence[LatencyEvent],
     moments: Sequence[Moment],
+    decided: Sequence[Decided],
     fleet: tuple[InstanceSpec, ...],
     time_scale: float,
 ) -> Adapted:
@@ -247,6 +258,7 @@ def _judged(
     return Adapted(
         phases=judged_against_best(done, fleet, moments, hop_s),
         moments=tuple(moments),
+        decisions=tuple(decided),
         latencies=tuple(sorted(latencies)),
         time_scale=time_scale,
         hop_s=hop_s,

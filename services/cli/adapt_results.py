@@ -11,6 +11,7 @@ from services.cli.adaptation import Phase, scenario_of_phase
 from services.cli.tally import Tally, finite
 from shared.domain.instance import InstanceSpec
 from shared.domain.trace import TraceQuery
+from shared.runtime.tuning_journal import Decided
 from shared.scheduling.attainment import percentile
 from shared.simulation.window_replay import sweep_scenario
 
@@ -70,6 +71,7 @@ class Adapted(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         phases: In order.
         moments: What the tuner published.
+        decisions: What it decided, α kept included.
         latencies: (arrival since the run began, end-to-end time) of every completed query, seconds.
         time_scale: Workload seconds per wall second.
         hop_s: Time of one message, workload seconds.
@@ -77,6 +79,7 @@ class Adapted(msgspec.Struct, frozen=True, kw_only=True):
 
     phases: tuple[PhaseResult, ...]
     moments: tuple[Moment, ...]
+    decisions: tuple[Decided, ...]
     latencies: tuple[tuple[float, float], ...]
     time_scale: float
     hop_s: float
@@ -157,6 +160,26 @@ def results_table(adapted: Adapted) -> Table:
             f"{phase.best_p95_s:.1f}",
             f"{phase.live_p95_s / phase.best_p95_s:.2f}",
             f"{phase.tuned_p95_s / phase.best_p95_s:.2f}",
+        )
+    return table
+
+
+def decisions_table(adapted: Adapted) -> Table:
+    """Return every decision with its reason, for people."""
+    table = Table(title="decisions", title_justify="left")
+    for name in ("at", "trigger", "queries", "P95 seen", "replayed", "off by", "α", "reason"):
+        table.add_column(name, justify="left" if name in {"trigger", "reason"} else "right")
+    for one in adapted.decisions:
+        error = one.calibration_error
+        table.add_row(
+            f"{one.at_s:,.0f} s",
+            one.trigger,
+            f"{one.num_queries} ({one.num_censored} running)",
+            f"{one.observed_p95_s:.1f} s",
+            f"{one.simulated_p95_s:.1f} s",
+            "" if error is None else f"{error:.1%}",
+            f"{one.before:.3g} → {one.alpha:.3g}" if one.is_change else f"{one.alpha:.3g}",
+            one.reason,
         )
     return table
 

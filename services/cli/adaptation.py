@@ -21,6 +21,7 @@ INPUT_TOKENS = 1_500
 TEMPLATE_TOKENS = 1_000
 SPREAD = 0.5
 SLO_FACTOR = 5.0
+PHASE_QUERIES = 2_400
 
 
 class Phase(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,34 +46,38 @@ class Phase(msgspec.Struct, frozen=True, kw_only=True):
 
 def phases(scale: float = 1.0) -> tuple[Phase, ...]:
     """Return the experiment's phases; `scale` multiplies their lengths."""
-
-    def count(number: int) -> int:
-        return max(60, round(scale * number))
-
+    count = max(60, round(scale * PHASE_QUERIES))
     slow = {"a100-0": 3.0}
     return (
-        Phase(name="short answers", rate_qps=0.4, num_queries=count(400), output_tokens=60),
-        Phase(name="long answers", rate_qps=0.4, num_queries=count(400), output_tokens=300),
+        Phase(name="short answers", rate_qps=0.6, num_queries=count, output_tokens=60),
+        Phase(name="long answers", rate_qps=0.6, num_queries=count, output_tokens=300),
         Phase(
             name="an A100 is 3 × slower",
-            rate_qps=0.4,
-            num_queries=count(400),
+            rate_qps=0.6,
+            num_queries=count,
             output_tokens=300,
             slow=slow,
         ),
         Phase(
             name="rate doubled",
-            rate_qps=0.8,
-            num_queries=count(600),
+            rate_qps=1.2,
+            num_queries=count,
             output_tokens=300,
             slow=slow,
         ),
         Phase(
-            name="prefix caching lost",
+            name="prefix caching lost, A100 repaired",
             rate_qps=1.2,
-            num_queries=count(800),
+            num_queries=count,
             output_tokens=300,
             caches=False,
+        ),
+        Phase(
+            name="quiet, cached, A100 slow again",
+            rate_qps=0.3,
+            num_queries=count,
+            output_tokens=300,
+            slow=slow,
         ),
     )
 

@@ -40,6 +40,7 @@ from shared.errors import TransientError
 from shared.ports import Broker, Clock, StateStore
 from shared.runtime.health import Health
 from shared.runtime.metrics import Metrics
+from shared.runtime.tuning_journal import Journal, unheard
 from shared.scheduling.policies import DEFAULT_POLICY, make_policy
 from shared.scheduling.tuning import TuningRules
 
@@ -65,6 +66,8 @@ class EmbeddedParams:
     """Whether a tuner runs too."""
     tuner: TunerParams | None = None
     """When and how it acts; None: as a tuner process would by default."""
+    journal: Journal = unheard
+    """Is told every decision of the tuner."""
     drain_s: float = 10.0
     """Longest time running calls get to finish at the end, wall seconds."""
     open_engine: OpenEngine = SimulatedEngine.open
@@ -215,6 +218,7 @@ async def _tuner(mesh: EmbeddedMesh) -> AsyncIterator[None]:
             or TunerParams(policy=mesh.params.policy, initial_alpha=mesh.params.alpha),
             metrics=probe.metrics,
             health=probe.health,
+            journal=mesh.params.journal,
         )
         async with _serving(mesh, {"tuner": tuner.serve}):
             yield

@@ -46,7 +46,7 @@ async def advice(
         alpha: α in force from now on.
         margin: Least gain worth saying.
     """
-    base_request = msgspec.structs.replace(request, alphas=(), current=alpha, shapes_before=None)
+    base_request = msgspec.structs.replace(request, alphas=(), current=alpha, past=None)
     base = await _run(replay, base_request)
     found = []
     for setting, values in CHOICES.items():

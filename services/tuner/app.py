@@ -18,6 +18,7 @@ from shared.runtime.health import Health, probes
 from shared.runtime.metrics import Metrics
 from shared.runtime.publishing import Publisher
 from shared.runtime.settings import MeshSettings
+from shared.runtime.tuning_journal import Journal, unheard
 from shared.scheduling.tuning import TuningRules
 
 
@@ -55,6 +56,7 @@ def build_tuner(
     params: TunerParams,
     metrics: Metrics,
     health: Health,
+    journal: Journal = unheard,
 ) -> Tuner:
     """Return a tuner on the given adapters (used by processes and by the embedded mesh)."""
     return Tuner(
@@ -65,6 +67,7 @@ def build_tuner(
         params=params,
         metrics=metrics,
         health=health,
+        journal=journal,
     )
 
 

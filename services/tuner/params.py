@@ -12,7 +12,8 @@ class TunerParams(msgspec.Struct, frozen=True, kw_only=True):
         tuner_id: Name in messages and logs.
         policy: Policy replayed.
         initial_alpha: α in force before anything is published.
-        window_queries: Most queries remembered.
+        window_queries: Most queries a decision rests on.
+        lead_in: Most queries before those that are remembered and replayed for their load.
         min_queries: Fewest ended queries for a decision.
         period_s: Time between scheduled decisions, mesh seconds.
         degradation: P95 now divided by P95 at the last decision that triggers one at once.
@@ -26,6 +27,7 @@ class TunerParams(msgspec.Struct, frozen=True, kw_only=True):
     policy: str = "hexgen-flow"
     initial_alpha: float = 0.1
     window_queries: int = 600
+    lead_in: int = 300
     min_queries: int = 100
     period_s: float = 300.0
     degradation: float = 1.2

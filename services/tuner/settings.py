@@ -26,7 +26,9 @@ class TunerSettings(BaseSettings):
     initial_alpha: float = Field(default=0.1, ge=0, le=1)
     """α before the first decision."""
     window_queries: int = Field(default=600, ge=10, le=100_000)
-    """Queries in the sliding window."""
+    """Most queries a decision rests on."""
+    lead_in: int = Field(default=300, ge=0, le=100_000)
+    """Most queries before those that are remembered and replayed for the load they left."""
     min_queries: int = Field(default=100, ge=10, le=100_000)
     """Fewest ended queries for a decision."""
     period_s: float = Field(default=300.0, gt=0)

@@ -8,19 +8,20 @@ import msgspec
 import structlog
 
 from services.tuner.advice import advice
+from services.tuner.history import Truth, past_of
 from services.tuner.params import TunerParams
 from services.tuner.replay import Replay
 from services.tuner.tables import Tables, next_revision, pool_of
 from shared.contracts.episodes import Episode, episode
-from shared.contracts.messages import AlphaUpdate, Message, SpeedUpdate, WorkflowProfile
+from shared.contracts.messages import AlphaUpdate, ControlMessage, SpeedUpdate, WorkflowProfile
 from shared.contracts.query_window import QueryRecord
 from shared.contracts.topics import CONTROL
 from shared.domain.instance import InstanceSpec
-from shared.domain.profile import WorkflowShape
 from shared.errors import ConfigError
 from shared.ports import Clock
 from shared.runtime.metrics import Metrics
 from shared.runtime.publishing import Publisher
+from shared.runtime.tuning_journal import Decided, Journal
 from shared.runtime.window_learning import (
     hit_factors,
     is_notable,
@@ -38,7 +39,6 @@ log = structlog.get_logger(__name__)
 NOTABLE_SPEED = 0.07
 NOTABLE_HITS = 0.25
 OTHER_SPEED = 0.25
-CACHE_IS_LOST_BELOW = 0.1
 PRIOR_CALLS = 3.0
 BAN_PERIODS = 3.0
 
@@ -66,12 +66,11 @@ class Lesson(NamedTuple):
 
     Attributes:
         changed_at_s: The workload or an instance's speed changed.
-        believed_at_s: Until now calls were dispatched under a quite wrong belief of a speed, which
-            no replay repeats.
+        is_other: Whether a speed is quite another than calls were dispatched under so far.
     """
 
     changed_at_s: float | None = None
-    believed_at_s: float | None = None
+    is_other: bool = False
 
 
 class Steering:
@@ -84,6 +83,7 @@ class Steering:
         tables: Fleet and what is in force.
         params: How to decide.
         metrics: What is counted.
+        journal: Is told every decision.
     """
 
     def __init__(
@@ -95,14 +95,16 @@ class Steering:
         tables: Tables,
         params: TunerParams,
         metrics: Metrics,
+        journal: Journal,
     ) -> None:
         self._replay = replay
+        self._journal = journal
         self._publisher = publisher
         self._clock = clock
         self._tables = tables
         self._params = params
         self._metrics = metrics
-        self._shapes_before: dict[str, WorkflowShape] | None = None
+        self._truth = Truth()
         self._banned_until_s: dict[tuple[str, float], float] = {}
         self._checked: dict[str, int] = {}
 
@@ -111,14 +113,18 @@ class Steering:
         records = [*ended, *running]
         requests = speed_requests(records, self._tables.fleet, self._tables.speeds)
         fits = await self._replay.speeds(requests)
-        is_other = await self._publish_speeds(fits, hit_factors(records))
+        hits = hit_factors(records)
+        is_other = await self._publish_speeds(fits, hits)
         workload_s = window_cut_s(ended, running)
         recent = [r for r in ended if workload_s is None or r.arrival_s >= workload_s]
         await self._publish_shapes(recent or ended)
         cuts = [workload_s, *(fit.changed_at_s for fit in fits.values())]
+        self._truth.take_speeds(fits)
+        begun_s = min((record.arrival_s for record in records), default=0.0)
+        self._truth.take_hits(hits, max(begun_s, *(cut for cut in cuts if cut is not None), 0.0))
         return Lesson(
             changed_at_s=max((cut for cut in cuts if cut is not None), default=None),
-            believed_at_s=self._clock.now_s() if is_other else None,
+            is_other=is_other,
         )
 
     async def _publish_shapes(self, records: Sequence[QueryRecord]) -> None:
@@ -128,7 +134,6 @@ class Steering:
             known = self._tables.profiles.get(workflow)
             if known is not None and not is_notable(shape, known.shape):
                 continue
-            self._shapes_before = expected
             profile = WorkflowProfile(
                 shape=shape,
                 revision=next_revision(known),
@@ -136,7 +141,6 @@ class Steering:
                 tuner_id=self._params.tuner_id,
             )
             await self._publish(profile, f"profile/{workflow}")
-            self._tables.profiles[workflow] = profile
 
     async def _publish_speeds(
         self, fits: Mapping[str, SpeedFit], hits: Mapping[str, float]
@@ -162,7 +166,6 @@ class Steering:
             log.info("speed_learned", instance_id=instance_id, factor=new, hit_factor=new_hits)
             is_other |= abs(math.log(update.factor / old)) > OTHER_SPEED
             await self._publish(update, f"speed/{instance_id}")
-            self._tables.speeds[instance_id] = update
         return is_other
 
     async def decide(self, material: Material, trigger: str) -> bool:
@@ -175,9 +178,10 @@ class Steering:
             own = material.of_pool(pools, pool)
             if fleet and own.ended:
                 window = episode([*own.lead_in, *own.ended], own.running, now_s=self._clock.now_s())
-                warm_up = len(own.lead_in) or warm_up_of(len(window.queries))
+                from_s = min(record.arrival_s for record in own.ended)
+                before = sum(end.arrival_s < from_s for end in window.ends)
+                warm_up = before or warm_up_of(len(window.queries))
                 is_changed |= await self._decide_pool(pool, fleet, window, warm_up, trigger)
-        self._shapes_before = None
         return is_changed
 
     async def _decide_pool(
@@ -210,8 +214,8 @@ class Steering:
             as_it_was=answer.as_it_was,
             warm_up=warm_up,
         )
-        decision, undone = self._or_undo(known, window.percentile_s(95, start=warm_up), judgement)
-        self._report(pool, trigger, window, answer, judgement, decision)
+        decision, undone = self._or_undo(known, window, warm_up, judgement)
+        self._report(pool, trigger, current, window, warm_up, answer, judgement, decision)
         if decision.is_change:
             await self._publish_alpha(pool, current, decision, judgement, known, undone=undone)
         elif trigger == "schedule" and self._is_calibrated(judgement):
@@ -245,30 +249,28 @@ class Steering:
             for (where, alpha), until_s in self._banned_until_s.items()
             if where == pool and until_s > now_s
         }
+        said = [speeds[spec.instance_id] for spec in fleet if spec.instance_id in speeds]
         return ReplayRequest(
             queries=window.queries,
-            fleet=tuple(
-                msgspec.structs.replace(spec, prefix_caching=False)
-                if spec.instance_id in speeds
-                and speeds[spec.instance_id].hit_factor < CACHE_IS_LOST_BELOW
-                else spec
-                for spec in fleet
-            ),
+            fleet=fleet,
             policy=self._params.policy,
             shapes=self._tables.shapes(),
-            shapes_before=self._shapes_before,
+            past=past_of(
+                self._tables.said, pool, self._params.initial_alpha, window.origin_s, now_s
+            ),
             alphas=tuple(alpha for alpha in ALPHA_GRID if alpha not in banned),
             current=current,
-            speed_factors={
-                spec.instance_id: speeds[spec.instance_id].factor
-                for spec in fleet
-                if spec.instance_id in speeds
-            },
+            speed_factors={one.instance_id: one.factor for one in said}
+            | self._truth.speeds_at(window.origin_s),
+            believed_factors={one.instance_id: one.factor for one in said},
+            hit_factors={one.instance_id: one.hit_factor for one in said},
+            cold=self._truth.cold_at(window.origin_s),
+            true_changes=self._truth.changes(window.origin_s),
             hop_s=window.hop_s,
         )
 
     def _or_undo(
-        self, known: AlphaUpdate | None, observed_p95_s: float, judgement: Judgement
+        self, known: AlphaUpdate | None, window: Episode, warm_up: int, judgement: Judgement
     ) -> tuple[TuningDecision, bool]:
         """Return the decision, or the one to undo the last change where reality broke it.
 
@@ -280,13 +282,16 @@ class Steering:
         pool = known.pool
         if self._is_calibrated(judgement) or self._checked.get(pool) == known.revision:
             return judgement.decision, False
+        start = max(warm_up, sum(end.arrival_s < known.at_s for end in window.ends))
+        if len(window.ends) - start < self._params.rules.min_queries:
+            return judgement.decision, False
         self._checked[pool] = known.revision
         promised_s = known.predicted_high_s or known.predicted_p95_s
         undo = roll_back(
             known.alpha,
             known.previous_alpha,
             predicted_p95_s=promised_s,
-            observed_p95_s=observed_p95_s,
+            observed_p95_s=window.percentile_s(95, start=start),
             rules=self._params.rules,
         )
         if undo is None:
@@ -299,7 +304,9 @@ class Steering:
         self,
         pool: str,
         trigger: str,
+        before: float,
         window: Episode,
+        warm_up: int,
         answer: ReplayAnswer,
         judgement: Judgement,
         decision: TuningDecision,
@@ -308,21 +315,25 @@ class Steering:
         if error is not None:
             self._metrics.calibration.set(error, pool=pool)
         self._metrics.decisions.add(result="changed" if decision.is_change else "kept")
-        log.info(
-            "tuning_decided",
+        decided = Decided(
+            at_s=self._clock.now_s(),
             pool=pool,
             trigger=trigger,
+            before=before,
             alpha=decision.alpha,
             is_change=decision.is_change,
             best_alpha=decision.best_alpha,
             reason=decision.reason,
-            num_queries=len(window.queries),
-            num_censored=sum(window.is_censored),
-            observed_p95_s=window.percentile_s(95),
+            num_queries=len(window.queries) - warm_up,
+            num_censored=sum(window.is_censored[warm_up:]),
+            observed_p95_s=window.percentile_s(95, start=warm_up),
+            simulated_p95_s=answer.as_it_was.p95_s,
             calibration_error=error,
             num_alphas=len(answer.runs),
             ineligible=judgement.ineligible,
         )
+        log.info("tuning_decided", **msgspec.structs.asdict(decided))
+        self._journal(decided)
 
     async def _publish_alpha(
         self,
@@ -349,7 +360,7 @@ class Steering:
             tuner_id=self._params.tuner_id,
         )
         await self._publish(update, f"alpha/{pool}")
-        self._tables.alphas[pool] = update
 
-    async def _publish(self, message: Message, key: str) -> None:
+    async def _publish(self, message: ControlMessage, key: str) -> None:
         await self._publisher.until_taken(CONTROL, message, key=key)
+        self._tables.take(message)

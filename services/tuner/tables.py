@@ -10,6 +10,7 @@ from typing import Protocol, TypeVar
 from shared.contracts.codec import decode_any
 from shared.contracts.messages import (
     AlphaUpdate,
+    ControlMessage,
     InstanceState,
     RecoveryProbe,
     SpeedUpdate,
@@ -23,6 +24,7 @@ from shared.runtime.metrics import Metrics
 from shared.scheduling.profiles import default_shapes
 
 MAX_REMEMBERED = 10_000
+MAX_SAID = 1_000
 
 
 class _Revised(Protocol):
@@ -33,10 +35,12 @@ class _Revised(Protocol):
 Update = TypeVar("Update", bound=_Revised)
 
 
-def _keep_newest(table: dict[str, Update], key: str, update: Update) -> None:
+def _keep_newest(table: dict[str, Update], key: str, update: Update) -> bool:
     known = table.get(key)
-    if known is None or update.revision > known.revision:
+    is_newer = known is None or update.revision > known.revision
+    if is_newer:
         table[key] = update
+    return is_newer
 
 
 def next_revision(known: _Revised | None) -> int:
@@ -58,6 +62,7 @@ class Tables:
         self.alphas: dict[str, AlphaUpdate] = {}
         self.profiles: dict[str, WorkflowProfile] = {}
         self.speeds: dict[str, SpeedUpdate] = {}
+        self.said: list[ControlMessage] = []
 
     def on_state(self, record: Record) -> None:
         """Take a record of `instance-states`."""
@@ -81,15 +86,23 @@ class Tables:
             update = decode_any(record.value or b"", AlphaUpdate, WorkflowProfile, SpeedUpdate)
         except ContractError:
             return
+        if isinstance(update, AlphaUpdate | WorkflowProfile | SpeedUpdate):
+            self.take(update)
+
+    def take(self, update: ControlMessage) -> None:
+        """Take what was said, by this tuner or another; a second time it changes nothing."""
         if isinstance(update, AlphaUpdate):
-            _keep_newest(self.alphas, update.pool, update)
+            is_newer = _keep_newest(self.alphas, update.pool, update)
             self._metrics.alpha.set(self.alphas[update.pool].alpha, pool=update.pool)
         elif isinstance(update, WorkflowProfile):
-            _keep_newest(self.profiles, update.shape.workflow, update)
-        elif isinstance(update, SpeedUpdate):
-            _keep_newest(self.speeds, update.instance_id, update)
+            is_newer = _keep_newest(self.profiles, update.shape.workflow, update)
+        else:
+            is_newer = _keep_newest(self.speeds, update.instance_id, update)
             factor = self.speeds[update.instance_id].factor
             self._metrics.speed.set(factor, target=update.instance_id)
+        if is_newer:
+            self.said.append(update)
+            del self.said[:-MAX_SAID]
 
     def shapes(self) -> dict[str, WorkflowShape]:
         """Return what is expected of each workflow now."""

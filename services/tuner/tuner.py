@@ -25,6 +25,7 @@ from shared.runtime.health import Health
 from shared.runtime.metrics import Metrics
 from shared.runtime.publishing import DeadLetters, Publisher
 from shared.runtime.tables import follow_topic
+from shared.runtime.tuning_journal import Journal, unheard
 
 log = structlog.get_logger(__name__)
 
@@ -44,6 +45,7 @@ class Tuner:
         params: When and how to act.
         metrics: What is counted.
         health: Progress.
+        journal: Is told every decision.
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class Tuner:
         params: TunerParams,
         metrics: Metrics,
         health: Health,
+        journal: Journal = unheard,
     ) -> None:
         self._broker = broker
         self._clock = clock
@@ -66,7 +69,7 @@ class Tuner:
         publisher = Publisher(broker, topics, clock)
         self._dead_letters = DeadLetters(publisher, topics, clock, metrics, "tuner")
         self._tables = Tables(metrics)
-        self._window = Window(params.window_queries)
+        self._window = Window(params.window_queries + params.lead_in)
         self._watching = Watching(params, metrics)
         self._steering = Steering(
             replay=replay,
@@ -75,6 +78,7 @@ class Tuner:
             tables=self._tables,
             params=params,
             metrics=metrics,
+            journal=journal,
         )
         self._owned: set[TopicPartition] = set()
         self._next_offset: dict[TopicPartition, int] = {}
@@ -121,7 +125,7 @@ class Tuner:
 
     async def _on_revoked(self, partitions: Collection[TopicPartition]) -> None:
         self._owned -= set(partitions)
-        self._window = Window(self._params.window_queries)
+        self._window = Window(self._params.window_queries + self._params.lead_in)
         self._watching = Watching(self._params, self._metrics)
         self._next_offset.clear()
 
@@ -175,16 +179,18 @@ class Tuner:
         lately = watching.since_change(ended)
         if watching.takes_lesson(lately):
             lesson = await self._steering.learn(lately, watching.since_change(running))
-            watching.cut(*lesson)
+            watching.cut(lesson.changed_at_s, is_other=lesson.is_other)
         if self._window is not window:
             return  # the partition went to another tuner meanwhile
-        since = watching.after_cut(ended)
-        trigger = watching.trigger(since, now_s)
+        judged = watching.judged(ended)
+        trigger = watching.trigger(judged, now_s)
         if trigger is not None and self._params.enabled:
+            lead_in = watching.lead_in(ended, judged)
+            from_s = min(record.arrival_s for record in [*lead_in, *judged])
             material = Material(
-                ended=since,
-                running=watching.after_cut(running),
-                lead_in=watching.lead_in(ended),
+                ended=judged,
+                running=[record for record in running if record.arrival_s >= from_s],
+                lead_in=lead_in,
             )
-            changed = await self._steering.decide(material, trigger)
-            watching.decided(since, self._clock.now_s(), changed=changed)
+            await self._steering.decide(material, trigger)
+            watching.decided(judged, self._clock.now_s())

@@ -1,8 +1,8 @@
 """When to learn and when to decide, from the window alone.
 
 A decision is due at first, on a schedule, when P95 has degraded, and after a change of the
-workload or of an instance's speed. It rests on queries since the latest change only: of the
-workload, of a speed, or of α; until there are enough of them, it waits.
+workload or of an instance's speed. It rests on queries since the latest change only; until there
+are enough of them, it waits.
 """
 
 from collections import defaultdict
@@ -18,7 +18,6 @@ OTHERS = "(others)"
 LESSON_SHARE = 0.25
 REST_SHARE = 0.25
 LEAST_LESSON = 20
-MAX_LEAD_IN = 300
 
 
 class Watching:
@@ -36,7 +35,6 @@ class Watching:
         self._seen: set[str] = set()
         self._lesson_at = 0
         self._changed_at_s = 0.0
-        self._cut_s = 0.0
         self._decided_at_s: float | None = None
         self._p95_at_decision_s: float | None = None
         self._is_changed = False
@@ -62,33 +60,32 @@ class Watching:
         self._lesson_at = self._num_seen
         return True
 
-    def cut(self, changed_at_s: float | None, believed_at_s: float | None) -> None:
+    def cut(self, changed_at_s: float | None, *, is_other: bool) -> None:
         """Leave out what arrived before a change found, and decide anew.
 
         Args:
             changed_at_s: When the workload or a speed changed, mesh clock.
-            believed_at_s: Since when a quite wrong belief is put right.
+            is_other: Whether a speed is quite another than calls were dispatched under so far.
         """
-        self._changed_at_s = max(self._changed_at_s, changed_at_s or 0.0)
-        cut_s = max(self._changed_at_s, believed_at_s or 0.0)
-        if cut_s > self._cut_s:
-            self._cut_s = cut_s
+        if changed_at_s is not None and changed_at_s > self._changed_at_s:
+            self._changed_at_s = changed_at_s
             self._is_changed = True
+        self._is_changed |= is_other
 
-    def after_cut(self, records: Sequence[QueryRecord]) -> list[QueryRecord]:
-        """Return the queries that arrived since the latest change."""
-        return [record for record in records if record.arrival_s >= self._cut_s]
+    def judged(self, ended: Sequence[QueryRecord]) -> list[QueryRecord]:
+        """Return the queries a decision rests on: the latest since the latest change."""
+        return self.since_change(ended)[-self._params.window_queries :]
 
-    def lead_in(self, records: Sequence[QueryRecord]) -> list[QueryRecord]:
-        """Return the queries whose load was still there when the latest change came.
+    def lead_in(
+        self, ended: Sequence[QueryRecord], judged: Sequence[QueryRecord]
+    ) -> list[QueryRecord]:
+        """Return the queries before those judged: their load was still there.
 
         A replay that began without them would begin with an empty fleet. They are simulated and
         not judged.
         """
-        before = [record for record in records if record.arrival_s < self._cut_s]
-        still_open = [record.arrival_s for record in before if record.last_end_s >= self._cut_s]
-        since_s = min(still_open, default=self._cut_s)
-        return [record for record in before if record.arrival_s >= since_s][-MAX_LEAD_IN:]
+        from_s = min((record.arrival_s for record in judged), default=0.0)
+        return [record for record in ended if record.arrival_s < from_s][-self._params.lead_in :]
 
     def trigger(self, ended: Sequence[QueryRecord], now_s: float) -> str | None:
         """Return why a decision is due now, or None."""
@@ -105,13 +102,11 @@ class Watching:
         p95_s = _p95_s(ended[-self._params.min_queries :])
         return "degradation" if p95_s > self._limit_s() else None
 
-    def decided(self, ended: Sequence[QueryRecord], now_s: float, *, changed: bool) -> None:
-        """Note a decision; after a change of α older queries say nothing of it."""
+    def decided(self, ended: Sequence[QueryRecord], now_s: float) -> None:
+        """Note a decision."""
         self._decided_at_s = now_s
         self._p95_at_decision_s = _p95_s(ended[-self._params.min_queries :])
         self._is_changed = False
-        if changed:
-            self._cut_s = now_s
 
     def _limit_s(self) -> float:
         return self._params.degradation * (self._p95_at_decision_s or 0.0)

@@ -167,9 +167,13 @@ class SimulatedEngine:
         self._slowdown = factor
         self._changed.set()
 
-    def lose_cache(self) -> None:
-        """Find no prompt prefix in the cache from now on; what it says of itself stays."""
-        self._caches = False
+    def lose_cache(self, *, is_lost: bool = True) -> None:
+        """Find no prompt prefix in the cache from now on; what it says of itself stays.
+
+        Args:
+            is_lost: False ends it.
+        """
+        self._caches = not is_lost
 
     def recover(self) -> None:
         """End hanging and failing."""

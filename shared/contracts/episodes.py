@@ -31,6 +31,7 @@ class Episode(msgspec.Struct, frozen=True, kw_only=True):
         is_censored: Which of them are still running.
         generated_tokens: instance_id -> tokens it generated for these queries.
         hop_s: Time of one message between services as seen, seconds.
+        origin_s: When the first query arrived, mesh clock.
     """
 
     queries: tuple[TraceQuery, ...]
@@ -38,6 +39,7 @@ class Episode(msgspec.Struct, frozen=True, kw_only=True):
     is_censored: tuple[bool, ...] = ()
     generated_tokens: dict[str, int] = {}
     hop_s: float = 0.0
+    origin_s: float = 0.0
 
     def percentile_s(self, percent: float, *, start: int = 0) -> float:
         """Return a percentile of the observed end-to-end times, seconds; NaN when none ended.
@@ -104,6 +106,7 @@ def episode(
         is_censored=tuple(record.query_id in open_ids for record in done),
         generated_tokens=_generated_tokens(done),
         hop_s=_hop_s(done),
+        origin_s=origin_s,
     )
 
 

@@ -1,6 +1,9 @@
 """Changes something while a run stands still: α, what policies believe, how fast instances are."""
 
+from collections.abc import Sequence
+
 from shared.simulation.asking import Core, PolicyDesk
+from shared.simulation.kernel_state import NOWHERE
 from shared.simulation.layout import COEFFICIENTS, Array, Layout, belief_table, engine_table
 from shared.simulation.scenario import Scenario
 
@@ -48,9 +51,23 @@ class Changer:
             changed = engine_table(fleet, change.speed_factors)
             for name in COEFFICIENTS:
                 self._core.write("engines", name, changed[name].tolist())
+        if change.cold is not None:
+            self._cool(change.cold)
         if self._desk is not None:
             self._desk.believe(change.alpha, self._believed, self._hits)
         self._plan_pause()
+
+    def _cool(self, cold: Sequence[str]) -> None:
+        """Let instances find nothing in their cache; calls on their way there know no prefix."""
+        core, reuses = self._core, self._layout.reuses(cold)
+        core.write("lines", "reuses", [int(one) for one in reuses])
+        num_calls = len(self._layout.query_of_call)
+        chains = [core.read("calls", index, "chain") for index in range(num_calls)]
+        for index in range(num_calls):
+            place = core.read("plans", index, "instance")
+            if place >= 0 and not reuses[place] and core.read("calls", index, "place") == NOWHERE:
+                chains[index] = -1
+        core.write("calls", "chain", chains)
 
     def _plan_pause(self) -> None:
         if not self._left:

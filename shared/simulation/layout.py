@@ -153,6 +153,10 @@ class Layout:
             ("plans", "predicted_tokens"): np.array(lengths),
         }
 
+    def reuses(self, cold: Sequence[str]) -> list[bool]:
+        """Return which instances reuse prefixes when some find nothing in their cache."""
+        return [spec.prefix_caching and spec.instance_id not in cold for spec in self.fleet]
+
     def _fleet_times(
         self, shapes: Mapping[str, WorkflowShape], believed: Mapping[str, float]
     ) -> dict[str, FleetTimes]:
@@ -237,9 +241,7 @@ class Layout:
         lines["limit_tokens"] = [limit_of(spec) for spec in fleet]
         lines["tie_key"] = [text_key(spec.instance_id) for spec in fleet]
         lines["caches"] = [spec.prefix_caching for spec in fleet]
-        lines["reuses"] = [
-            spec.prefix_caching and spec.instance_id not in scenario.cold for spec in fleet
-        ]
+        lines["reuses"] = self.reuses(scenario.cold)
         lines["kv_tokens"] = [spec.kv_tokens for spec in fleet]
         lines["work_weight"] = [work_weight(spec.gpu) for spec in fleet]
         offers = [spec in self._members[model] for model in models for spec in fleet]

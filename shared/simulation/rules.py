@@ -115,8 +115,8 @@ def expected_cached_tokens(
 ) -> int:
     """Return how many prompt tokens are expected in an instance's cache.
 
-    Counted are parts that are in its memory, and parts of calls bound to it. (Of an instance that
-    caches nothing although it is believed to, parts of any call ever bound to it.)
+    Counted are parts that are in its memory, and parts of calls bound to it. (Where it caches
+    nothing although it is believed to, parts of any call that was ever bound to it.)
     """
     held = 0
     index = chain

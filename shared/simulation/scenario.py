@@ -27,6 +27,8 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
         hit_factors: What they believe of prefix caches from then on, see `Scenario`.
         speed_factors: How fast instances really are from then on; the iteration in flight ends as
             it began.
+        cold: Instances that find nothing in their prefix cache from then on; calls that are in
+            their engine by then keep what they found.
     """
 
     at_s: float
@@ -35,6 +37,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     believed_factors: Mapping[str, float] | None = None
     hit_factors: Mapping[str, float] | None = None
     speed_factors: Mapping[str, float] | None = None
+    cold: tuple[str, ...] | None = None
 
 
 class Scenario(msgspec.Struct, frozen=True, kw_only=True):

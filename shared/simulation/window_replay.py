@@ -3,6 +3,7 @@
 Everything that goes in and out is plain data, so that it can cross to another process.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -11,13 +12,34 @@ import numpy as np
 from shared.domain.instance import InstanceSpec
 from shared.domain.profile import WorkflowShape
 from shared.domain.trace import TraceQuery
-from shared.scheduling.judgement import Replayed, p95_judged_s
+from shared.scheduling.censoring import censored_percentile
+from shared.scheduling.judgement import Replayed, p95_judged_s, warm_up_of
 from shared.scheduling.tuning import ALPHA_GRID, refine_alphas
 from shared.simulation.results import RunResult
-from shared.simulation.scenario import Scenario
+from shared.simulation.scenario import Change, Scenario
 from shared.simulation.simulator import CoreName, simulate, sweep_alpha
 
 MAX_REFINEMENTS = 2
+
+
+class Past(msgspec.Struct, frozen=True, kw_only=True):
+    """What was in force while a window happened; instants on the window's clock.
+
+    Attributes:
+        alpha: α at its beginning.
+        shapes: What the dispatcher expected of workflows at its beginning.
+        believed_factors: What it believed of speeds.
+        hit_factors: What it believed of prefix caches.
+        changes: What was said later.
+        seen_until_s: When the window was looked at: what had not ended by then counts as running.
+    """
+
+    alpha: float
+    shapes: dict[str, WorkflowShape]
+    believed_factors: dict[str, float] = {}
+    hit_factors: dict[str, float] = {}
+    changes: tuple[Change, ...] = ()
+    seen_until_s: float = math.inf
 
 
 class ReplayRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,9 +52,13 @@ class ReplayRequest(msgspec.Struct, frozen=True, kw_only=True):
         shapes: What the dispatcher is to expect.
         alphas: Values to try; the best of them is refined.
         current: α in force; it is always tried.
-        shapes_before: What the dispatcher expected in the window, where that differs: one more
-            run under `current` says whether the simulator reproduces the window.
-        speed_factors: Learned correction per instance.
+        past: What was in force in the window: one more run says whether the simulator reproduces
+            it; None: what is in force now.
+        speed_factors: How much slower than its profile each instance really is.
+        believed_factors: What the dispatcher is to believe of that; None: the truth.
+        hit_factors: Learned share of the expected prefix-cache hits that happen.
+        cold: Instances whose prefix cache finds nothing.
+        true_changes: When instances' speeds or caches changed within the window.
         hop_s: Time of one message between services, seconds.
         admission: Most calls an engine is given at a time; None: its `max_num_seqs`.
         max_batched_tokens: Prefill token budget of every engine; None: as the fleet has it.
@@ -45,8 +71,12 @@ class ReplayRequest(msgspec.Struct, frozen=True, kw_only=True):
     shapes: dict[str, WorkflowShape]
     alphas: tuple[float, ...] = ALPHA_GRID
     current: float = 0.1
-    shapes_before: dict[str, WorkflowShape] | None = None
+    past: Past | None = None
     speed_factors: dict[str, float] = {}
+    believed_factors: dict[str, float] | None = None
+    hit_factors: dict[str, float] = {}
+    cold: tuple[str, ...] = ()
+    true_changes: tuple[Change, ...] = ()
     hop_s: float = 0.0
     admission: int | None = None
     max_batched_tokens: int | None = None
@@ -106,6 +136,10 @@ def scenario_of(request: ReplayRequest) -> Scenario:
         alpha=request.current,
         shapes=request.shapes,
         speed_factors=request.speed_factors,
+        believed_factors=request.believed_factors,
+        hit_factors=request.hit_factors,
+        cold=request.cold,
+        changes=request.true_changes,
         hop_s=request.hop_s,
         admission=request.admission,
     )
@@ -125,10 +159,36 @@ def sweep_scenario(
 def _as_it_was(
     request: ReplayRequest, scenario: Scenario, core: CoreName, tried: Mapping[float, Replayed]
 ) -> Replayed:
-    if request.shapes_before is None or request.shapes_before == request.shapes:
+    past = request.past
+    if past is None:
         return tried[request.current]
-    before = msgspec.structs.replace(scenario, shapes=request.shapes_before)
-    return _replayed(simulate(before, core=core), request.warm_up)
+    then = msgspec.structs.replace(
+        scenario,
+        alpha=past.alpha,
+        shapes=past.shapes,
+        believed_factors=past.believed_factors,
+        hit_factors=past.hit_factors,
+        changes=tuple(sorted((*past.changes, *request.true_changes), key=_at_s)),
+    )
+    result = simulate(then, core=core)
+    run = _replayed(result, request.warm_up)
+    return msgspec.structs.replace(run, p95_s=_p95_seen_s(result, past, request.warm_up))
+
+
+def _at_s(change: Change) -> float:
+    return change.at_s
+
+
+def _p95_seen_s(result: RunResult, past: Past, warm_up: int | None) -> float:
+    """Return P95 as it would have been measured when the window was looked at, seconds."""
+    start = warm_up_of(len(result.end_s)) if warm_up is None else warm_up
+    ended = result.is_completed & (result.end_s <= past.seen_until_s)
+    running = ~(result.end_s <= past.seen_until_s)
+    return censored_percentile(
+        result.latency_s[start:][ended[start:]].tolist(),
+        (past.seen_until_s - result.arrival_s[start:][running[start:]]).tolist(),
+        95,
+    )
 
 
 def _replayed(result: RunResult, warm_up: int | None) -> Replayed:

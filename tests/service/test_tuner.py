@@ -180,18 +180,23 @@ async def test_the_real_simulator_answers_in_a_process_of_its_own():
 async def test_the_speed_of_an_instance_is_published_once_it_is_known():
     """Three times slower than profiled: a factor near three, drawn a little to what was known.
 
-    α waits: the queries so far were dispatched under a wrong belief, which no replay repeats.
+    The replay that follows has the true speed, what is believed from now on, and what was believed.
     """
     fit = SpeedFit(factor=3.0, num_calls=100)
     replay = ChosenReplay({0.7: 40.0}, {"a100-0": 1.0}, {"a100-0": fit})
     async with running(replay) as bench:
         await bench.feed(latency_s=40.0)
-        await bench.until(lambda: replay.num_lessons >= 1)
-        await asyncio.sleep(0.6)
+        await bench.until(lambda: len(replay.requests) >= 1)
         speeds = [u for u in await bench.control() if isinstance(u, SpeedUpdate)]
     assert speeds[0].instance_id == "a100-0"
     assert 2.5 < speeds[0].factor <= 3.0
-    assert replay.requests == []
+    (request,) = replay.requests
+    assert request.speed_factors == {"a100-0": 3.0}
+    assert request.believed_factors == {"a100-0": speeds[0].factor}
+    assert request.past is not None
+    assert request.past.believed_factors == {}
+    said = [change.believed_factors for change in request.past.changes]
+    assert request.believed_factors in said
 
 
 async def test_a_tuner_that_comes_next_reads_the_window_again_and_goes_on():

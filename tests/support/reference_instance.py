@@ -45,6 +45,7 @@ class Call:
     computed: int = 0
     chunk: int = 0
     passes: int = 0
+    warm: bool = False
 
     def target(self) -> int:
         """Tokens that prefill has to cover."""
@@ -117,7 +118,7 @@ class Instance:
 
     def chain(self, call: Call) -> list[tuple[tuple[str, int], ...]]:
         """Keys of the call's prefix parts in memory, outermost first."""
-        return self.believed_chain(call) if self.reuses else []
+        return self.believed_chain(call) if call.warm else []
 
     def believed_chain(self, call: Call) -> list[tuple[tuple[str, int], ...]]:
         """Keys of the prefix parts that policies believe to be cached."""
@@ -163,10 +164,10 @@ class Instance:
         """Blocks of prefix parts that nobody uses."""
         return sum(part.resident for part in self.parts.values() if not part.users)
 
-    def resident_blocks(self, call: Call) -> int:
+    def resident_blocks(self, call: Call, *, believed: bool = False) -> int:
         """Blocks of the call's chain in memory, counted from the prompt's start."""
         total = 0
-        for key in self.chain(call):
+        for key in self.believed_chain(call) if believed else self.chain(call):
             part = self.part(key)
             total += part.resident
             if part.resident < part.end - part.start:

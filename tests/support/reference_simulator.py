@@ -39,6 +39,7 @@ class Change:
     believed: list[Speed] | None = None
     hits: list[float] | None = None
     speeds: list[Speed] | None = None
+    reuses: list[bool] | None = None
 
 
 @dataclass
@@ -123,10 +124,16 @@ class Fleet:
             (self.instances, "believed", change.believed),
             (self.instances, "hits", change.hits),
             (self.instances, "speed", change.speeds),
+            (self.instances, "reuses", change.reuses),
         ):
             if values is not None:
                 for record, value in zip(records, values, strict=True):
                     setattr(record, name, value)
+        for call in self.calls:
+            instance = self.instances[call.instance]
+            inside = instance.waiting + instance.prefill + instance.decode
+            if call.instance >= 0 and not instance.reuses and call not in inside:
+                call.warm = call.warm and not math.isnan(call.end)
 
     def happen(self, arrivals: list[int]) -> None:
         """Let everything of this instant happen, up to the assignment of calls."""
@@ -246,13 +253,13 @@ class Fleet:
     def expected_cached(self, instance: Instance, call: Call) -> int:
         """Prompt tokens in memory, or in the prompts of calls bound to the instance.
 
-        An instance that reuses nothing shows nothing: what it was ever sent is believed cached.
+        A call that reused nothing shows nothing: its prompt is believed cached ever after.
         """
-        held = instance.resident_blocks(call)
+        held = instance.resident_blocks(call, believed=True)
         bound = [
             c
             for c in self.calls
-            if c.instance == instance.number and (math.isnan(c.end) or not instance.reuses)
+            if c.instance == instance.number and (math.isnan(c.end) or not c.warm)
         ]
         for key in instance.believed_chain(call):
             if any(key in instance.believed_chain(other) for other in bound):
@@ -290,6 +297,7 @@ class Fleet:
             chosen = eligible[self.turns[dispatcher] % len(eligible)]
             self.turns[dispatcher] += 1
         call.instance = chosen.number
+        call.warm = chosen.reuses
         call.assigned = self.now
         call.cost = costs[chosen.number]
         if self.policy in {"hexgen-flow", "rr+pq"}:

@@ -138,6 +138,7 @@ def changes(draw: st.DrawFn, fleet: tuple[InstanceSpec, ...]) -> Change:
         believed_factors=maybe(0.5, 1.0, 4.0),
         hit_factors=maybe(0.0, 0.5, 1.0),
         speed_factors=maybe(0.5, 1.0, 2.0),
+        cold=tuple(factors(draw, fleet, 1.0)) if draw(st.booleans()) else None,
     )
 
 
@@ -293,6 +294,7 @@ def _reference_changes(scenario: Scenario, layout: Layout) -> list[ref.Change]:
                 alpha=change.alpha,
                 believed=[_speed(spec, believed) for spec in layout.fleet],
                 hits=[hits.get(spec.instance_id, 1.0) for spec in layout.fleet],
+                reuses=None if change.cold is None else layout.reuses(change.cold),
                 speeds=None if real is None else [_speed(spec, real) for spec in layout.fleet],
                 **columns,
             )

@@ -7,10 +7,10 @@ import pytest
 from shared.scheduling.shapes import shape_from_trace
 from shared.simulation.fleets import builtin_fleet
 from shared.simulation.generator import generate
-from shared.simulation.scenario import Scenario
+from shared.simulation.scenario import Change, Scenario
 from shared.simulation.simulator import simulate
 from shared.simulation.stationary import random_workload, run_stationary
-from shared.simulation.window_replay import ReplayRequest, replay_window
+from shared.simulation.window_replay import Past, ReplayRequest, replay_window
 from shared.simulation.workload import PoissonArrivals, prepare
 
 
@@ -57,11 +57,50 @@ def test_other_expectations_in_the_window_get_a_run_of_their_own(request_):
         for (name, stage), factor in zip(shape.stages.items(), (4.0, 0.2) * 9, strict=False)
     }
     before = {"text2sql": msgspec.structs.replace(shape, stages=stages)}
-    answer = replay_window(
-        msgspec.structs.replace(request_, shapes_before=before), core="interpreted"
-    )
+    past = Past(alpha=0.7, shapes=before)
+    answer = replay_window(msgspec.structs.replace(request_, past=past), core="interpreted")
     (now,) = [run for run in answer.runs if run.alpha == 0.7]
     assert answer.as_it_was.latencies_s != now.latencies_s
+
+
+def test_the_window_as_it_was_has_the_speeds_beliefs_and_alpha_of_its_time(request_):
+    """α 0.7, then 0.01; an instance that slowed down unnoticed: the run of exactly that."""
+    slowed = Change(at_s=30.0, speed_factors={"a100-0": 3.0})
+    said = Change(at_s=60.0, alpha=0.01, believed_factors={"a100-0": 3.0})
+    request = msgspec.structs.replace(
+        request_,
+        current=0.01,
+        believed_factors={"a100-0": 3.0},
+        true_changes=(slowed,),
+        past=Past(alpha=0.7, shapes=request_.shapes, changes=(said,)),
+    )
+    scenario = Scenario(
+        queries=request.queries,
+        fleet=request.fleet,
+        alpha=0.7,
+        shapes=request.shapes,
+        believed_factors={},
+        changes=(slowed, said),
+    )
+    plain = simulate(scenario, core="interpreted")
+    answer = replay_window(request, core="interpreted")
+    assert answer.as_it_was.latencies_s == tuple(plain.latency_s.tolist())
+
+
+def test_what_had_not_ended_when_the_window_was_looked_at_counts_as_running(request_):
+    """P95 as measured in the middle of an overload is not that of the whole run."""
+    cut_s = (request_.queries[-1].arrival_s or 0.0) + 1.0
+    past = Past(alpha=0.7, shapes=request_.shapes, seen_until_s=cut_s)
+    whole = msgspec.structs.replace(past, seen_until_s=1e9)
+    seen, ended = (
+        replay_window(msgspec.structs.replace(request_, past=one), core="interpreted").as_it_was
+        for one in (past, whole)
+    )
+    assert seen.latencies_s == ended.latencies_s
+    assert seen.p95_s < ended.p95_s
+    assert ended.p95_s == pytest.approx(
+        np.percentile(ended.latencies_s[4:], 95, method="inverted_cdf")
+    )
 
 
 @pytest.mark.slow
