@@ -23,7 +23,7 @@ from services.gateway.asgi import (
 )
 from services.gateway.calls import CallDesk, OpenCall
 from services.gateway.chunk_reader import Stream
-from services.gateway.fields import MeshFields, mesh_fields, needs_of
+from services.gateway.fields import MeshFields, mesh_fields, needs_of, tenants_query_id
 from services.gateway.fleet import Fleet
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.openai_answers import (
@@ -188,10 +188,7 @@ class CallRoutes:
         """Return a query's id on the mesh: no tenant can name, or cancel, another's query."""
         if self._access.tenants.is_open:
             return query_id
-        full = f"{tenant.name}/{query_id}"
-        if len(full) <= 128:
-            return full
-        return f"{tenant.name[:64]}/{hashlib.blake2b(full.encode(), digest_size=16).hexdigest()}"
+        return tenants_query_id(tenant.name, query_id)
 
 
 def _request_id(tenant: Tenant, idempotency_key: str | None) -> str:

@@ -12,6 +12,7 @@ import asyncio
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Protocol
 
 import structlog
 
@@ -23,6 +24,17 @@ RETRY_S = 0.5
 MAX_HELD_CHARS = 1_000_000
 FIRST = "0-0"
 log = structlog.get_logger(__name__)
+
+
+class Sink(Protocol):
+    """Takes the chunks of one stream."""
+
+    position: str
+    """Where reading goes on."""
+
+    def put(self, position: str, attempt: int, index: int, text: str) -> None:
+        """Take a chunk; must not block."""
+        ...
 
 
 class Stream:
@@ -92,7 +104,7 @@ class ChunkReader:
 
     def __init__(self, store: StateStore) -> None:
         self._store = store
-        self._streams: dict[str, Stream] = {}
+        self._streams: dict[str, Sink] = {}
         self._bell = f"bell-{secrets.token_hex(8)}"
         self._bell_at = FIRST
         self._num_rings = 0
@@ -107,15 +119,21 @@ class ChunkReader:
     def reading(self, request_id: str) -> Iterator[Stream]:
         """Read a call's chunks while the block runs."""
         stream = Stream()
-        self._streams[request_id] = stream
+        with self.feeding(request_id, stream):
+            yield stream
+
+    @contextmanager
+    def feeding(self, name: str, sink: Sink) -> Iterator[None]:
+        """Give what comes in a chunk stream to `sink` while the block runs."""
+        self._streams[name] = sink
         self._joined.set()
         if self._is_waiting:
             self._rung.set()
         try:
-            yield stream
+            yield
         finally:
-            if self._streams.get(request_id) is stream:
-                del self._streams[request_id]
+            if self._streams.get(name) is sink:
+                del self._streams[name]
 
     async def run(self) -> None:
         """Read until cancelled."""

@@ -5,6 +5,7 @@ in the body (`extra_body={"hexflow": {"slo_s": 30}}`), and the body's `metadata`
 allows only texts (`{"hexflow_slo_s": "30"}`). All are optional. Pure.
 """
 
+import hashlib
 from collections.abc import Mapping
 from typing import Annotated, Any
 
@@ -18,6 +19,7 @@ from shared.domain.trace import PrefixPart
 HEADER = "x-hexflow-"
 BODY_KEY = "hexflow"
 METADATA_PREFIX = "hexflow_"
+MAX_ID = 128
 
 
 class MeshFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -85,6 +87,14 @@ def mesh_fields(headers: Mapping[str, str], body: Mapping[str, Any]) -> MeshFiel
     except msgspec.ValidationError as exc:
         text = f"hexflow: {exc}"
         raise Problem(400, text, code="invalid_value", param=BODY_KEY) from exc
+
+
+def tenants_query_id(tenant: str, query_id: str) -> str:
+    """Return a query's id on the mesh: no tenant can name, or cancel, another's query."""
+    full = f"{tenant}/{query_id}"
+    if len(full) <= MAX_ID:
+        return full
+    return f"{tenant[:64]}/{hashlib.blake2b(full.encode(), digest_size=16).hexdigest()}"
 
 
 def _from_texts(texts: Mapping[str, Any], prefix: str) -> dict[str, Any]:

@@ -24,7 +24,9 @@ from services.gateway.live import Live
 from services.gateway.mesh_routes import MeshRoutes
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.params import GatewayParams
+from services.gateway.query_desk import QueryDesk
 from services.gateway.query_memory import QueryMemory
+from services.gateway.query_routes import QueryRoutes
 from services.gateway.routing import application
 from services.gateway.server import serving
 from services.gateway.waiting import WaitingLines
@@ -51,7 +53,7 @@ from shared.errors import ContractError
 from shared.ports import Broker, Clock, Record, StateStore, TopicPartition
 from shared.runtime.health import Health
 from shared.runtime.tables import Follower, follow_topic
-from shared.sdk import Producer, open_producer
+from shared.sdk import Producer, Questions, open_producer, open_questions
 
 REMEMBERED_QUERIES = 20_000
 MAX_EVENTS = 20_000
@@ -111,6 +113,8 @@ class Gateway:
         )
         self.desk: CallDesk | None = None
         """The calls; None before the gateway serves."""
+        self.query_desk: QueryDesk | None = None
+        """The questions; None before the gateway serves."""
 
     async def serve(self, sock: socket.socket, stop: asyncio.Event) -> None:
         """Serve on a listening socket until `stop` is set."""
@@ -128,7 +132,16 @@ class Gateway:
                     store=self._store,
                 )
             )
-            desk, app = self._application(producer, start)
+            questions = await stack.enter_async_context(
+                open_questions(
+                    self._broker,
+                    self._topics,
+                    self._clock,
+                    partition=self._params.reply_partition,
+                    store=self._store,
+                )
+            )
+            desk, app = self._application(producer, questions, start)
             async with serving(
                 app,
                 sock,
@@ -145,7 +158,9 @@ class Gateway:
                     await desk.cancels_sent()
         log.info("gateway_drained", **desk.counts)
 
-    def _application(self, producer: Producer, start: Start) -> tuple[CallDesk, ASGIApp]:
+    def _application(
+        self, producer: Producer, questions: Questions, start: Start
+    ) -> tuple[CallDesk, ASGIApp]:
         params, clock = self._params, self._clock
         chunks = ChunkReader(self._store)
         memory = QueryMemory(REMEMBERED_QUERIES)
@@ -179,7 +194,12 @@ class Gateway:
             clock=clock,
             shows_text=params.shows_text,
         )
-        return desk, application(calls, mesh, self.metrics)
+        self.query_desk = QueryDesk(questions, chunks, self._store, clock, params)
+        start(self.query_desk.run(), "queries")
+        queries = QueryRoutes(
+            desk=self.query_desk, access=self.access, admission=admission, params=params
+        )
+        return desk, application(calls, queries, mesh, self.metrics)
 
     async def _follow_tables(self, stack: AsyncExitStack, start: Start) -> None:
         """Follow the mesh's tables; returns when they are read up to the present."""

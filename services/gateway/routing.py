@@ -8,13 +8,17 @@ from services.gateway.dashboard import files, home
 from services.gateway.mesh_routes import MeshRoutes
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.middleware import Around
+from services.gateway.query_routes import QueryRoutes
 
 
-def application(calls: CallRoutes, mesh: MeshRoutes, metrics: GatewayMetrics) -> ASGIApp:
+def application(
+    calls: CallRoutes, queries: QueryRoutes, mesh: MeshRoutes, metrics: GatewayMetrics
+) -> ASGIApp:
     """Return the gateway's ASGI application.
 
     Args:
         calls: The OpenAI API.
+        queries: The query API.
         mesh: What the dashboard shows.
         metrics: Counts requests.
     """
@@ -27,6 +31,9 @@ def application(calls: CallRoutes, mesh: MeshRoutes, metrics: GatewayMetrics) ->
             Route("/v1/completions", calls.text, methods=["POST"]),
             Route("/v1/models", calls.models, methods=["GET"]),
             Route("/v1/models/{model:path}", calls.model, methods=["GET"]),
+            Route("/v1/queries", queries.ask, methods=["POST"]),
+            Route("/v1/queries/{query_id:path}", queries.look, methods=["GET"]),
+            Route("/v1/queries/{query_id:path}", queries.cancel, methods=["DELETE"]),
             Route("/api/mesh", mesh.mesh, methods=["GET"]),
             Route("/api/events", mesh.events, methods=["GET"]),
             Route("/api/fleet", mesh.fleet, methods=["GET"]),
