@@ -15,7 +15,13 @@ import structlog
 
 from services.text2sql.answering import Answering, Desk
 from shared.contracts.codec import decode, query_return_address
-from shared.contracts.messages import MAX_DETAIL, CancelQuery, QueryRequest, QueryResult, ReplyTo
+from shared.contracts.messages import (
+    MAX_DETAIL,
+    CancelQuery,
+    QueryReplyTo,
+    QueryRequest,
+    QueryResult,
+)
 from shared.contracts.topics import QUERIES
 from shared.errors import BrokerUnavailable, ContractError, TooLarge, UnknownTopic
 from shared.ports import Record, TopicPartition
@@ -165,7 +171,7 @@ class Lane:
             num_calls=len(result.calls),
         )
 
-    async def _publish(self, result: QueryResult, reply_to: ReplyTo, record: Record) -> None:
+    async def _publish(self, result: QueryResult, reply_to: QueryReplyTo, record: Record) -> None:
         try:
             try:
                 await self._send(result, reply_to)
@@ -185,7 +191,7 @@ class Lane:
             await self._dead_letters.bury(record, exc)
         self._metrics.queries_ended.add(kind=result.kind, workflow=self._known(result.workflow))
 
-    async def _send(self, result: QueryResult, reply_to: ReplyTo) -> None:
+    async def _send(self, result: QueryResult, reply_to: QueryReplyTo) -> None:
         await self._publisher.until_taken(
             reply_to.topic, result, key=result.query_id, partition=reply_to.partition
         )
@@ -193,17 +199,18 @@ class Lane:
     async def _refuse(self, record: Record, error: ContractError) -> None:
         address = query_return_address(record.value or b"")
         if address is not None:
+            query_id, reply_to = address
             result = QueryResult(
-                query_id=address.query_id,
+                query_id=query_id,
                 kind="rejected",
                 reason=error.reason,
                 detail=error.detail[:MAX_DETAIL],
                 agent_id=self._desk.params.agent_id,
             )
             try:
-                await self._send(result, address.reply_to)
+                await self._send(result, reply_to)
             except (UnknownTopic, TooLarge) as exc:
-                log.warning("refusal_undeliverable", error=str(exc), query_id=address.query_id)
+                log.warning("refusal_undeliverable", error=str(exc), query_id=query_id)
         await self._dead_letters.bury(record, error)
 
     def _known(self, workflow: str) -> str:

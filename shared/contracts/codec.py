@@ -14,12 +14,12 @@ from shared.contracts.messages import (
     BoundCall,
     CallOutcome,
     Message,
+    QueryReplyTo,
     QueryRequest,
     QueryResult,
     ReplyTo,
     StageRequest,
 )
-from shared.contracts.topics import QUERY_RESULTS
 from shared.errors import ContractError, FutureVersion
 
 CONTENT_TYPE = "application/msgpack"
@@ -207,11 +207,11 @@ def return_address(raw: bytes) -> ReturnAddress | None:
     )
 
 
-def query_return_address(raw: bytes) -> ReturnAddress | None:
-    """Return where to send a refusal of an undecodable question, as far as the bytes tell.
+def query_return_address(raw: bytes) -> tuple[str, QueryReplyTo] | None:
+    """Return whom to tell about an undecodable question, and where, as far as the bytes tell.
 
     Returns:
-        None when not even the query_id can be read; both ids are the question's.
+        Its query_id and reply address; None when not even the query_id can be read.
     """
     try:
         fields = _unpack(raw)
@@ -221,10 +221,9 @@ def query_return_address(raw: bytes) -> ReturnAddress | None:
     if not _is_id(query_id):
         return None
     try:
-        reply_to = msgspec.convert(fields.get("reply_to"), ReplyTo)
+        return query_id, msgspec.convert(fields.get("reply_to"), QueryReplyTo)
     except msgspec.ValidationError:
-        reply_to = ReplyTo(topic=QUERY_RESULTS)
-    return ReturnAddress(request_id=query_id, query_id=query_id, reply_to=reply_to, attempt=0)
+        return query_id, QueryReplyTo()
 
 
 def _readable_reply_to(value: object) -> ReplyTo:

@@ -206,6 +206,10 @@ class BoundCall(Message, frozen=True, kw_only=True, tag="bound_call"):
             latest start on the mesh clock).
         t_comp_s: Expected service time on this instance, seconds, frozen.
         deadline_s: The query's deadline, mesh clock.
+        remaining_s: Expected duration of what follows its stage, seconds; None: however late it
+            gets, it keeps its place in the queue.
+        is_hopeless: Whether its query could no longer be in time when it was bound; its queue score
+            puts it behind the others.
         predicted_input_tokens: Prompt length used in the prediction, tokens.
         predicted_output_tokens: Output length used in the prediction, tokens.
         expected_cached_tokens: Prompt tokens expected in the instance's prefix cache, tokens.
@@ -218,6 +222,8 @@ class BoundCall(Message, frozen=True, kw_only=True, tag="bound_call"):
     queue_score: Finite
     t_comp_s: Seconds
     deadline_s: Finite
+    remaining_s: Seconds | None = None
+    is_hopeless: bool = False
     predicted_input_tokens: Tokens
     predicted_output_tokens: Annotated[float, Meta(ge=0, le=1e15)]
     expected_cached_tokens: Tokens = 0
@@ -398,6 +404,8 @@ class InstanceState(Message, frozen=True, kw_only=True, tag="instance_state"):
         capacity: Most calls the engine is given at a time.
         queue_bound: Most calls the queue accepts.
         foreign_s: Load from outside the mesh, seconds of work.
+        failures_in_a_row: Generations failed since the last that did not.
+        stalled_s: Time since a running call last had a token or an end, seconds; 0 while none runs.
         reset_prefixes: Whether the prefix cache was lost with this epoch.
     """
 
@@ -418,6 +426,8 @@ class InstanceState(Message, frozen=True, kw_only=True, tag="instance_state"):
     capacity: Annotated[int, Meta(ge=1)] = 1
     queue_bound: Annotated[int, Meta(ge=1)] = 10_000
     foreign_s: Seconds = 0.0
+    failures_in_a_row: Count = 0
+    stalled_s: Seconds = 0.0
     reset_prefixes: bool = False
 
 
@@ -540,6 +550,18 @@ class DeadLetter(Message, frozen=True, kw_only=True, tag="dead_letter"):
     at_s: Seconds = 0.0
 
 
+class QueryReplyTo(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a question's result goes.
+
+    Attributes:
+        topic: Always `query-results`.
+        partition: Partition of it.
+    """
+
+    topic: Literal["query-results"] = "query-results"
+    partition: Annotated[int, Meta(ge=0, le=100_000)] = 0
+
+
 class QueryRequest(Message, frozen=True, kw_only=True, tag="query_request"):
     """A question for an agent, on `queries` (key: query_id).
 
@@ -573,7 +595,7 @@ class QueryRequest(Message, frozen=True, kw_only=True, tag="query_request"):
     slo_s: Annotated[float, Meta(gt=0, le=1e9)] | None = None
     max_rows: Count = 0
     events: bool = False
-    reply_to: ReplyTo = ReplyTo(topic="query-results")
+    reply_to: QueryReplyTo = QueryReplyTo()
 
 
 class SqlAttempt(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,7 +13,7 @@ import msgspec
 import structlog
 
 from shared.contracts.codec import decode
-from shared.contracts.messages import CancelQuery, QueryRequest, QueryResult, ReplyTo
+from shared.contracts.messages import CancelQuery, QueryReplyTo, QueryRequest, QueryResult
 from shared.contracts.query_events import QueryEvent, decode_event, event_stream
 from shared.contracts.topics import CANCELLATIONS, QUERIES, QUERY_RESULTS, Topics
 from shared.errors import BrokerUnavailable, ConfigError, ContractError
@@ -97,7 +97,7 @@ class Questions:
         consumer: Consumer,
         publisher: Publisher,
         clock: Clock,
-        reply_to: ReplyTo,
+        reply_to: QueryReplyTo,
         store: StateStore | None,
     ) -> None:
         self._consumer = consumer
@@ -191,7 +191,7 @@ async def open_questions(
     done = asyncio.Event()
     async with broker.partition_consumer([tp], start="end") as consumer:
         await consumer.position(tp)  # fixes the start before anything is asked
-        reply_to = ReplyTo(topic=QUERY_RESULTS, partition=partition)
+        reply_to = QueryReplyTo(partition=partition)
         publisher = Publisher(broker, topics, clock)
         questions = Questions(consumer, publisher, clock, reply_to, store)
         async with asyncio.TaskGroup() as group:

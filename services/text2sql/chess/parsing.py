@@ -7,7 +7,9 @@ from typing import Any
 
 MAX_LINES = 20
 _FENCE = re.compile(r"```[ \t]*(\w*)[ \t]*\n?(.*?)(?:```|$)", re.DOTALL)
-_START = re.compile(r"\b(WITH|SELECT)\b", re.IGNORECASE)
+_START = re.compile(
+    r"\bSELECT\s|\bWITH\s+(?:RECURSIVE\s+)?\w+\s*(?:\([^()]*\)\s*)?AS\s*\(", re.IGNORECASE
+)
 _THOUGHT = re.compile(r"<think>.*?(?:</think>|$)", re.DOTALL)
 _BULLET = re.compile(r"^\s*(?:[-*•]|\d{1,2}[.)])\s*")
 

@@ -28,6 +28,8 @@ TOOLS = ("extract_keywords", "retrieve_values", "done")
         ),
         ("```sql\nDROP TABLE t; SELECT 1\n```", "DROP TABLE t; SELECT 1"),
         ("I do not know.", ""),
+        ("I am happy to help you with that, one moment.", ""),
+        ("Try WITH x(a) AS (SELECT 1) SELECT a FROM x", "WITH x(a) AS (SELECT 1) SELECT a FROM x"),
         ("", ""),
         ("<think>never ends SELECT 1", ""),
     ],
