@@ -318,3 +318,8 @@ def tuner_params(*, min_queries: int, **named: Any) -> TunerParams:
     """Return parameters of the embedded tuner, see `TunerParams`."""
     rules = TuningRules(min_queries=min_queries)
     return TunerParams(min_queries=min_queries, rules=rules, **named)
+
+
+def gateway_params(**named: Any) -> GatewayParams:
+    """Return how a gateway behaves, see `GatewayParams`."""
+    return GatewayParams(**named)

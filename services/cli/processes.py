@@ -48,6 +48,7 @@ class ProcessesParams(msgspec.Struct, frozen=True, kw_only=True):
         extra: Further environment variables of every process.
         fault_folder: Where each simulated engine looks for `<instance>.fault`; None: nowhere.
         worker_variables: Instance -> further environment variables of its worker.
+        gateway_port: Where a gateway is served on loopback; None: none is started.
     """
 
     fleet: tuple[InstanceSpec, ...]
@@ -59,6 +60,7 @@ class ProcessesParams(msgspec.Struct, frozen=True, kw_only=True):
     extra: dict[str, str] = {}
     fault_folder: Path | None = None
     worker_variables: dict[str, dict[str, str]] = {}
+    gateway_port: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,6 +187,9 @@ def service_commands(params: ProcessesParams, folder: Path) -> list[ServiceComma
     own = {"DISPATCHER_POLICY": params.policy}
     if params.alpha is not None:
         own["DISPATCHER_ALPHA"] = repr(params.alpha)
+    if params.gateway_port is not None:
+        gateway = {"GATEWAY_GATEWAY_ID": "gateway-0", "GATEWAY_PORT": str(params.gateway_port)}
+        found.append(ServiceCommand(name="gateway-0", module="services.gateway", variables=gateway))
     names = [f"dispatcher-{index}" for index in range(params.dispatchers)]
     return found + [
         ServiceCommand(
@@ -263,8 +268,8 @@ def _get(port: int, path: str) -> str:
 
 
 def _stop_all(processes: Sequence[LocalProcess]) -> None:
-    """Stop dispatchers first, workers last, those of one kind at the same time."""
+    """Stop gateway and dispatchers first, workers last, those of one kind at the same time."""
     with ThreadPoolExecutor(max_workers=max(1, len(processes))) as pool:
-        for kind in ("dispatcher", "tuner", "worker"):
+        for kind in ("gateway", "dispatcher", "tuner", "worker"):
             chosen = [one for one in processes if one.name.startswith(kind)]
             list(pool.map(lambda one: one.stop(STOP_GRACE_S), chosen))

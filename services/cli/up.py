@@ -15,7 +15,14 @@ from rich.console import Console, Group
 from rich.live import Live
 
 from services.cli.console import shown_path, stderr_console
-from services.cli.embedded import DEFAULT_ALPHA, EmbeddedParams, open_embedded, open_mesh_on
+from services.cli.embedded import (
+    DEFAULT_ALPHA,
+    EmbeddedParams,
+    gateway_params,
+    open_embedded,
+    open_mesh_on,
+)
+from services.cli.gateway_options import GatewayOption, PortOption, gateway_text, port_of
 from services.cli.interrupts import run_until_stopped
 from services.cli.options import (
     AlphaOption,
@@ -44,6 +51,7 @@ from services.cli.workload import WorkloadParams, build_workload
 from shared.adapters.clock import SystemClock
 from shared.adapters.kafka import KafkaBroker
 from shared.adapters.local_kafka import LocalKafka, LocalKafkaParams, default_cache_dir
+from shared.adapters.local_process import LOOPBACK
 from shared.contracts.topics import STAGE_REQUESTS, STAGE_RESULTS, Topics
 from shared.domain.instance import InstanceSpec
 from shared.errors import ConfigError
@@ -119,6 +127,7 @@ class UpPlan(msgspec.Struct, frozen=True, kw_only=True):
         dispatchers: Dispatcher processes, with `settings`.
         rate_qps: Queries per mesh second to drive through it; 0: none.
         engines: Real engines; None: simulated ones of the fleet.
+        gateway_port: Where its gateway is served on loopback; None: none runs.
     """
 
     fleet: str
@@ -130,6 +139,7 @@ class UpPlan(msgspec.Struct, frozen=True, kw_only=True):
     dispatchers: int
     rate_qps: float
     engines: EngineChoice | None = None
+    gateway_port: int | None = None
 
 
 async def up(plan: UpPlan, console: Console, stop: asyncio.Event) -> None:
@@ -172,6 +182,8 @@ async def _open(plan: UpPlan, engines: Fleet, console: Console) -> AsyncIterator
         alpha=plan.alpha,
         time_scale=plan.time_scale,
         open_engine=engines.open_engine,
+        gateway=gateway_params() if plan.gateway_port is not None else None,
+        gateway_address=(LOOPBACK, plan.gateway_port or 0),
     )
     async with AsyncExitStack() as stack:
         if plan.settings is not None:
@@ -181,6 +193,7 @@ async def _open(plan: UpPlan, engines: Fleet, console: Console) -> AsyncIterator
                 alpha=plan.alpha,
                 dispatchers=plan.dispatchers,
                 worker_variables=engines.worker_variables,
+                gateway_port=plan.gateway_port,
             )
             processes = await stack.enter_async_context(open_processes(plan.settings, many))
             address = plan.settings.kafka.bootstrap_servers
@@ -198,6 +211,8 @@ async def _open(plan: UpPlan, engines: Fleet, console: Console) -> AsyncIterator
             access = await stack.enter_async_context(open_embedded(params))
             console.print(f"The whole mesh runs in this process: {_services(engines)}.")
             console.print(UNREACHABLE)
+        if plan.gateway_port is not None:
+            console.print(gateway_text(plan.gateway_port), soft_wrap=True)
         yield access
 
 
@@ -342,15 +357,17 @@ def command(
     dispatchers: Annotated[
         int, typer.Option(min=1, max=64, help="With --kafka: how many dispatcher processes.")
     ] = 2,
+    gateway: GatewayOption = True,
+    port: PortOption = None,
     verbose: VerboseOption = False,
 ) -> None:
     """Run a whole mesh on this machine until Ctrl-C, with a live view.
 
     By default everything runs in this process: an in-memory broker, an embedded Valkey, a
-    dispatcher, a tuner and one worker with a simulated engine per instance of the fleet. With
-    --kafka and --redis the services run as separate processes on those servers. --engine llamacpp
-    and --openai URL put it in front of real engines, --fleet then names what `hexflow profile`
-    wrote of them.
+    dispatcher, a tuner, a gateway and one worker with a simulated engine per instance of the
+    fleet. With --kafka and --redis the services run as separate processes on those servers.
+    --engine llamacpp and --openai URL put it in front of real engines, --fleet then names what
+    `hexflow profile` wrote of them.
     """
     configure_logs(verbose=verbose)
     if with_kafka and kafka is not None:
@@ -369,6 +386,7 @@ def command(
         dispatchers=dispatchers,
         rate_qps=rate,
         engines=choice_of(engine, openai, fleet=None if fleet == DEFAULT_FLEET else fleet),
+        gateway_port=port_of(wanted=gateway, port=port),
     )
     if plan.engines is not None and time_scale != 1:
         raise ConfigError("real engines run in real time: --time-scale goes with simulated ones")
