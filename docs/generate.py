@@ -1,12 +1,16 @@
 """Write the pages that are made from code: `python docs/generate.py`.
 
 - `settings.md`: every environment variable, from the settings classes.
+- `openapi.json`: the gateway's HTTP API, from its routes and message classes.
 """
 # ruff: noqa: INP001 - a script, part of no package
 
+import json
+import tomllib
 from pathlib import Path
 
 from services.dispatcher.settings import DispatcherSettings
+from services.gateway.openapi import openapi_document
 from services.gateway.settings import GatewaySettings
 from services.tuner.settings import TunerSettings
 from services.worker.settings import WorkerSettings
@@ -60,5 +64,12 @@ def _line(row: SettingRow) -> str:
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
 
 
+def openapi_page() -> str:
+    """Return `openapi.json`."""
+    project = tomllib.loads((DOCS.parent / "pyproject.toml").read_text())["project"]
+    return json.dumps(openapi_document(project["version"]), indent=1, ensure_ascii=False) + "\n"
+
+
 if __name__ == "__main__":
+    (DOCS / "openapi.json").write_text(openapi_page(), encoding="utf-8")
     (DOCS / "settings.md").write_text(settings_page(), encoding="utf-8")

@@ -1,10 +1,18 @@
-"""The dashboard's files. They hold no data, so anybody may read them; the data needs a key."""
+"""The dashboard's files and the API's description.
 
+They hold no data, so anybody may read them; the data needs a key.
+"""
+
+from functools import cache
+from importlib import metadata
 from pathlib import Path
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.staticfiles import StaticFiles
+
+from services.gateway.openapi import openapi_document
 
 FOLDER = Path(__file__).parent / "static"
 
@@ -17,3 +25,17 @@ def files() -> StaticFiles:
 async def home(_: Request) -> Response:
     """Answer `GET /`: go to the dashboard."""
     return RedirectResponse("/dashboard/")
+
+
+async def description(_: Request) -> Response:
+    """Answer `GET /openapi.json`."""
+    return Response(_document(), media_type="application/json")
+
+
+@cache
+def _document() -> bytes:
+    try:
+        version = metadata.version("hexflow")
+    except metadata.PackageNotFoundError:
+        version = "0"
+    return msgspec.json.encode(openapi_document(version))

@@ -92,9 +92,15 @@ def choice_text(event: LatencyEvent) -> str:
     )
     if terms.alpha is not None:
         text += f", score {terms.score:.4g} at α = {terms.alpha:g}"
-    if terms.others:
-        name, (queue_s, comp_s) = next(iter(terms.others.items()))
+    others = {one["instance_id"]: one for one in scores(event) if not one["is_chosen"]}
+    if others:
+        name = max(others, key=lambda one: _rank(others[one]))
+        queue_s, comp_s = terms.others[name]
         text += f". Next best looked {name}: {queue_s:.2f} s bound, {comp_s:.2f} s for this call"
+        if queue_s < terms.t_queue_s and comp_s > terms.t_comp_s:
+            text += "; the shorter run outweighed the longer line"
+        elif queue_s > terms.t_queue_s and comp_s < terms.t_comp_s:
+            text += "; the shorter line outweighed the longer run"
     return text + "."
 
 
@@ -116,6 +122,12 @@ def scores(event: LatencyEvent) -> list[dict[str, Any]]:
         }
         for instance_id, (t_queue_s, t_comp_s) in offers.items()
     ]
+
+
+def _rank(offer: dict[str, Any]) -> tuple[float, float]:
+    """Return how good an instance looked: by score where there is one, else by time."""
+    score = offer["score"]
+    return (score if score is not None else 0.0, -offer["t_queue_s"] - offer["t_comp_s"])
 
 
 def _score(terms: ScoreTerms, t_queue_s: float, t_comp_s: float) -> float | None:

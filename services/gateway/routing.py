@@ -4,7 +4,7 @@ from starlette.routing import Mount, Route, Router
 from starlette.types import ASGIApp
 
 from services.gateway.call_routes import CallRoutes
-from services.gateway.dashboard import files, home
+from services.gateway.dashboard import description, files, home
 from services.gateway.mesh_routes import MeshRoutes
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.middleware import Around
@@ -34,6 +34,7 @@ def application(
             Route("/v1/queries", queries.ask, methods=["POST"]),
             Route("/v1/queries/{query_id:path}", queries.look, methods=["GET"]),
             Route("/v1/queries/{query_id:path}", queries.cancel, methods=["DELETE"]),
+            Route("/openapi.json", description, methods=["GET"]),
             Route("/api/mesh", mesh.mesh, methods=["GET"]),
             Route("/api/events", mesh.events, methods=["GET"]),
             Route("/api/fleet", mesh.fleet, methods=["GET"]),
