@@ -47,7 +47,7 @@ def overview_figure(found: Comparison) -> Figure:
     """Return how close each policy comes to the upper bound, one row per setting."""
     settings, contenders = found.plan.settings, found.contenders()
     figure = new_figure(
-        10.5, 1.9 + 0.42 * len(settings), "How much of the upper bound each policy sustains"
+        10.5, 1.9 + 0.5 * len(settings), "How much of the upper bound each policy sustains"
     )
     axes = figure.subplots()
     places = np.arange(len(settings))[::-1]
@@ -57,9 +57,11 @@ def overview_figure(found: Comparison) -> Figure:
             interval(found.sustained_qps(one, contender)).mean / found.bound_qps(one, contender)
             for one in settings
         ]
+        # Rows are spread a little, so that equal policies do not hide each other.
+        spread = 0.5 * (0.5 - (place + 0.5) / len(contenders))
         axes.plot(
             [share or np.nan for share in shares],
-            places,
+            places + spread,
             style.marker,
             color=style.colour,
             markersize=11 if place == 0 else 7.5,
