@@ -80,6 +80,10 @@ class ScriptedEngine:
         """Return 0: there is no cache."""
         return 0
 
+    def foreign_s(self) -> float:
+        """Return 0: it serves nobody else."""
+        return 0.0
+
     async def wait_dead(self) -> None:
         """Never return: it does not die."""
         await asyncio.Event().wait()

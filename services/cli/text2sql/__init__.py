@@ -1,0 +1,1 @@
+"""`hexflow ask` and `hexflow eval`: the Text-to-SQL agent on a mesh."""

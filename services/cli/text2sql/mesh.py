@@ -1,0 +1,207 @@
+"""A mesh with a Text-to-SQL agent beside it: one in this process, or one that runs already.
+
+The only module of the command line that runs the agent.
+"""
+
+import asyncio
+import os
+import secrets
+import zlib
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+
+from services.cli.embedded import EmbeddedParams, open_embedded
+from services.cli.real_engines import EngineChoice, OpenEngine, open_real
+from services.cli.remote import open_remote
+from services.cli.session import MeshAccess
+from services.cli.workload import load_fleet
+from services.text2sql.app import build_agent
+from services.text2sql.params import AgentParams
+from services.text2sql.samples.writing import SAMPLES, Question, sample_file
+from services.text2sql.scripted.engine import ScriptedEngine
+from services.text2sql.scripted.model import ScriptedModel
+from services.text2sql.sql.drivers import Limits
+from shared.adapters.local_kafka import default_cache_dir
+from shared.adapters.redis_store import RedisParams, RedisStore
+from shared.contracts.topics import QUERY_RESULTS
+from shared.domain.instance import InstanceSpec
+from shared.ports import Clock, Engine, StateStore
+from shared.runtime.connections import redis_params
+from shared.runtime.health import Health
+from shared.runtime.metrics import Metrics
+from shared.runtime.settings import MeshSettings
+from shared.sdk import Questions, open_questions
+
+MAX_SCHEMA_TOKENS = 3_000
+PROMPT_ROOM_TOKENS = 1_100
+SCRIPTED_FLEET = "hetero-1"
+START_WITHIN_S = 60.0
+POLL_S = 0.02
+
+
+class AgentPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """Where an agent runs, and with what.
+
+    Attributes:
+        databases: Name -> address.
+        engines: Real engines; None: the scripted model.
+        questions: What the scripted model knows.
+        settings: A mesh that runs already; None: one in this process.
+        model: Model to ask for; empty: what the engines serve.
+        workflow_files: Further workflow definitions.
+        time_scale: Mesh seconds per wall second, of a scripted mesh.
+        schema_tokens: Most tokens of schema in a prompt; 0: what fits the model's context.
+        max_open: Most questions under way.
+    """
+
+    databases: dict[str, str]
+    engines: EngineChoice | None = None
+    questions: tuple[Question, ...] = ()
+    settings: MeshSettings | None = None
+    model: str = ""
+    workflow_files: tuple[str, ...] = ()
+    time_scale: float = 1.0
+    schema_tokens: int = 0
+    max_open: int = 32
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgentMesh:
+    """A mesh with an agent."""
+
+    access: MeshAccess
+    questions: Questions
+    model: str
+
+
+@asynccontextmanager
+async def open_agent_mesh(plan: AgentPlan, console: Console) -> AsyncIterator[AgentMesh]:
+    """Have a mesh with an agent for as long as the block lasts.
+
+    Raises:
+        ConfigError: A database, model or file cannot be used.
+        MeshError: The mesh cannot be reached.
+    """
+    async with AsyncExitStack() as stack:
+        if plan.settings is None:
+            access, store, fleet = await _embedded(plan, console, stack)
+        else:
+            remote = await stack.enter_async_context(open_remote(plan.settings, None))
+            store = await stack.enter_async_context(RedisStore.open(redis_params(plan.settings)))
+            access, fleet = remote, remote.fleet
+        model = plan.model or fleet[0].model
+        params = AgentParams(
+            agent_id=f"cli-{secrets.token_hex(4)}",
+            model=model,
+            databases=plan.databases,
+            workflow_files=plan.workflow_files,
+            limits=Limits(),
+            schema_tokens=plan.schema_tokens or _schema_tokens(fleet, model),
+            is_structured=plan.engines is not None and _offers_structure(fleet, model),
+            max_open=plan.max_open,
+            drain_s=0.0,
+        )
+        await stack.enter_async_context(_agent(access, store, params))
+        count = await access.broker.partitions_of(access.topics.name(QUERY_RESULTS))
+        questions = await stack.enter_async_context(
+            open_questions(
+                access.broker,
+                access.topics,
+                access.clock,
+                partition=zlib.crc32(params.agent_id.encode()) % count,
+                store=store,
+            )
+        )
+        yield AgentMesh(access=access, questions=questions, model=model)
+
+
+async def _embedded(
+    plan: AgentPlan, console: Console, stack: AsyncExitStack
+) -> tuple[MeshAccess, StateStore, Sequence[InstanceSpec]]:
+    if plan.engines is None:
+        fleet: Sequence[InstanceSpec] = load_fleet(SCRIPTED_FLEET)
+        open_engine = _scripted(ScriptedModel(plan.questions))
+        time_scale = plan.time_scale
+    else:
+        real = await stack.enter_async_context(open_real(plan.engines, console))
+        fleet, open_engine, time_scale = real.specs, real.open_engine, 1.0
+    params = EmbeddedParams(
+        fleet=tuple(fleet),
+        tunes=False,
+        drain_s=1.0,
+        time_scale=time_scale,
+        open_engine=open_engine,
+    )
+    mesh = await stack.enter_async_context(open_embedded(params))
+    store = await stack.enter_async_context(RedisStore.open(RedisParams(url=mesh.state_url)))
+    return mesh, store, fleet
+
+
+def _scripted(model: ScriptedModel) -> OpenEngine:
+    @asynccontextmanager
+    async def open_engine(spec: InstanceSpec, clock: Clock) -> AsyncIterator[Engine]:
+        async with ScriptedEngine.open(spec, clock, model) as engine:
+            yield engine
+
+    return open_engine
+
+
+@asynccontextmanager
+async def _agent(access: MeshAccess, store: StateStore, params: AgentParams) -> AsyncIterator[None]:
+    """Run an agent until the block ends; it is ready when the block begins."""
+    health, stop = Health(access.clock), asyncio.Event()
+    agent = build_agent(
+        broker=access.broker,
+        store=store,
+        clock=access.clock,
+        topics=access.topics,
+        params=params,
+        metrics=Metrics("text2sql"),
+        health=health,
+    )
+    async with asyncio.TaskGroup() as group:
+        group.create_task(agent.serve(stop), name="text2sql")
+        async with asyncio.timeout(START_WITHIN_S):
+            while health.unready_causes():  # noqa: ASYNC110 - there is no event
+                await asyncio.sleep(POLL_S)
+        try:
+            yield
+        finally:
+            stop.set()
+
+
+def _pool(fleet: Sequence[InstanceSpec], model: str) -> list[InstanceSpec]:
+    return [spec for spec in fleet if spec.model == model] or list(fleet)
+
+
+def _schema_tokens(fleet: Sequence[InstanceSpec], model: str) -> int:
+    """Return how much schema fits beside the rest of a prompt and the answer."""
+    context = max(spec.max_context_tokens for spec in _pool(fleet, model))
+    return max(200, min(MAX_SCHEMA_TOKENS, int(0.7 * (context - PROMPT_ROOM_TOKENS))))
+
+
+def _offers_structure(fleet: Sequence[InstanceSpec], model: str) -> bool:
+    return all("structured_output" in spec.features for spec in _pool(fleet, model))
+
+
+def database_named(text: str) -> tuple[str, str]:
+    """Return name and address of a database: a sample's name, or an address.
+
+    A sample is generated into the cache folder when it is not there yet.
+    """
+    if text in SAMPLES:
+        return text, sample_file(text, default_cache_dir(os.environ) / "samples")
+    path = Path(text)
+    if "://" not in text and path.suffix in (".db", ".sqlite", ".sqlite3"):
+        return path.stem, f"sqlite:///{path}"
+    return "database", text
+
+
+def databases_named(texts: Sequence[str]) -> Mapping[str, str]:
+    """Return the databases that a command names, by name."""
+    return dict(database_named(text) for text in texts)
