@@ -41,13 +41,12 @@ from shared.ports import Broker, Clock, StateStore
 from shared.runtime.health import Health
 from shared.runtime.metrics import Metrics
 from shared.runtime.tuning_journal import Journal, unheard
-from shared.scheduling.policies import DEFAULT_POLICY, make_policy
+from shared.scheduling.policies import DEFAULT_ALPHA, DEFAULT_POLICY, make_policy
 from shared.scheduling.tuning import TuningRules
 
 READY_WITHIN_S = 30.0
 POLL_S = 0.02
 STOP_SLACK_S = 5.0
-DEFAULT_ALPHA = 0.1
 
 Serve = Callable[[asyncio.Event], Awaitable[None]]
 log = structlog.get_logger(__name__)
@@ -62,6 +61,8 @@ class EmbeddedParams:
     alpha: float = DEFAULT_ALPHA
     time_scale: float = 1.0
     """Mesh seconds per wall second."""
+    admission: bool = False
+    """Turn away queries that cannot be done in time; policies are compared without it."""
     tunes: bool = True
     """Whether a tuner runs too."""
     tuner: TunerParams | None = None
@@ -232,7 +233,10 @@ async def _dispatcher(mesh: EmbeddedMesh) -> AsyncIterator[None]:
         clock=mesh.clock,
         topics=mesh.topics,
         params=DispatcherParams(
-            dispatcher_id="embedded", policy=mesh.params.policy, alpha=mesh.params.alpha
+            dispatcher_id="embedded",
+            policy=mesh.params.policy,
+            alpha=mesh.params.alpha,
+            admission=mesh.params.admission,
         ),
         metrics=probe.metrics,
         health=probe.health,

@@ -15,13 +15,7 @@ from rich.console import Console, Group
 from rich.live import Live
 
 from services.cli.console import shown_path, stderr_console
-from services.cli.embedded import (
-    DEFAULT_ALPHA,
-    EmbeddedParams,
-    gateway_params,
-    open_embedded,
-    open_mesh_on,
-)
+from services.cli.embedded import EmbeddedParams, gateway_params, open_embedded, open_mesh_on
 from services.cli.gateway_options import GatewayOption, PortOption, gateway_text, port_of
 from services.cli.interrupts import run_until_stopped
 from services.cli.options import (
@@ -57,7 +51,7 @@ from shared.domain.instance import InstanceSpec
 from shared.errors import ConfigError
 from shared.runtime.connections import kafka_params
 from shared.runtime.settings import MeshSettings
-from shared.scheduling.policies import DEFAULT_POLICY, make_policy
+from shared.scheduling.policies import DEFAULT_ALPHA, DEFAULT_POLICY, make_policy
 
 REFRESH_S = 0.5
 LINE_EVERY_S = 15.0
@@ -181,6 +175,7 @@ async def _open(plan: UpPlan, engines: Fleet, console: Console) -> AsyncIterator
         policy=plan.policy,
         alpha=plan.alpha,
         time_scale=plan.time_scale,
+        admission=True,
         open_engine=engines.open_engine,
         gateway=gateway_params() if plan.gateway_port is not None else None,
         gateway_address=(LOOPBACK, plan.gateway_port or 0),

@@ -8,6 +8,7 @@ another dispatcher is dropped while it waits: its new owner has it.
 
 from collections import OrderedDict
 from collections.abc import Collection, Iterator
+from typing import TypeVar
 
 import msgspec
 
@@ -18,6 +19,7 @@ from shared.ports import TopicPartition
 from shared.runtime.offsets import OffsetTracker
 
 GroupKey = tuple[str, tuple[str, ...]]  # (model, features)
+K = TypeVar("K")
 
 
 class Origin(msgspec.Struct, frozen=True):
@@ -96,6 +98,8 @@ class CallBook:
         self._open: dict[CallKey, OpenCall] = {}
         self._waiting: dict[CallKey, OpenCall] = {}
         self._groups: dict[GroupKey, dict[CallKey, OpenCall]] = {}
+        self._new: dict[GroupKey, dict[CallKey, OpenCall]] = {}
+        self._tenants: dict[str, dict[CallKey, OpenCall]] = {}
         self._of: dict[str, set[CallKey]] = {}  # by query, and by request id
         self._ended: OrderedDict[CallKey, None] = OrderedDict()
         self._remembered = remembered
@@ -130,7 +134,12 @@ class CallBook:
         for one_id in call.cancelled_by:
             self._of.setdefault(one_id, set()).add(key)
         self._wait(call)
+        self._new.setdefault(call.group, {})[key] = call
         return True
+
+    def take_new(self, group: GroupKey) -> list[OpenCall]:
+        """Return the calls of a group that came since this was last asked and still wait."""
+        return list(self._new.pop(group, {}).values())
 
     def groups(self) -> list[GroupKey]:
         """Return the groups that have waiting calls."""
@@ -144,9 +153,15 @@ class CallBook:
         """Return how many calls of a group wait."""
         return len(self._groups.get(group, {}))
 
-    def newest_waiting(self) -> OpenCall:
-        """Return the call that came to wait last."""
-        return self._waiting[next(reversed(self._waiting))]
+    def most_waiting(self) -> tuple[str, int]:
+        """Return the tenant with the most waiting calls, and how many they are."""
+        tenant = max(self._tenants, key=lambda one: (len(self._tenants[one]), one))
+        return tenant, len(self._tenants[tenant])
+
+    def newest_waiting(self, tenant: str) -> OpenCall:
+        """Return the call of a tenant that came to wait last."""
+        calls = self._tenants[tenant]
+        return calls[next(reversed(calls))]
 
     def waiting_of(self, one_id: str) -> list[OpenCall]:
         """Return the waiting calls of a query, or the attempts of one call."""
@@ -207,16 +222,16 @@ class CallBook:
     def _wait(self, call: OpenCall) -> None:
         self._waiting[call.key] = call
         self._groups.setdefault(call.group, {})[call.key] = call
+        self._tenants.setdefault(call.request.tenant, {})[call.key] = call
         self.waiting_bytes += call.size_bytes
 
     def _unwait(self, call: OpenCall) -> None:
         if self._waiting.pop(call.key, None) is None:
             return
         self.waiting_bytes -= call.size_bytes
-        group = self._groups[call.group]
-        del group[call.key]
-        if not group:
-            del self._groups[call.group]
+        _drop(self._groups, call.group, call.key)
+        _drop(self._tenants, call.request.tenant, call.key)
+        _drop(self._new, call.group, call.key)
 
     def _forget(self, call: OpenCall) -> None:
         self._unwait(call)
@@ -227,3 +242,10 @@ class CallBook:
                 keys.discard(call.key)
                 if not keys:
                     del self._of[one_id]
+
+
+def _drop(table: dict[K, dict[CallKey, OpenCall]], key: K, call_key: CallKey) -> None:
+    calls = table.get(key, {})
+    calls.pop(call_key, None)
+    if not calls:
+        table.pop(key, None)

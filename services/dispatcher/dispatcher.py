@@ -18,6 +18,7 @@ from services.dispatcher.call_book import CallBook, OpenCall, Origin
 from services.dispatcher.control import Cancellations, Control
 from services.dispatcher.fleet_state import FleetState
 from services.dispatcher.following import Tables, all_caught_up
+from services.dispatcher.gate import Gate
 from services.dispatcher.handoff import Handoff
 from services.dispatcher.intake import Intake, QueryMemory, Refusal, traceparent
 from services.dispatcher.params import DispatcherParams
@@ -78,13 +79,15 @@ class Dispatcher:
         control = Control(params.policy, params.alpha)
         memory = QueryMemory(params.remembered_queries)
         self._intake = Intake(clock, params, metrics, memory)
+        self._gate = Gate(control, clock, params)
         self._planner = Planner(
-            self._book, self._fleet, control, self._cancellations, memory, clock, params
+            self._book, self._fleet, control, self._gate, self._cancellations, memory, clock, params
         )
         self._tables = Tables(
             fleet=self._fleet,
             control=control,
             cancellations=self._cancellations,
+            gate=self._gate,
             clock=clock,
             topics=topics,
             metrics=metrics,
@@ -250,6 +253,7 @@ class Dispatcher:
             await self._clock.sleep_wall(self._params.tick_s)
             self._wake.set()
             self._cancellations.forget_expired(self._clock.now_s())
+            self._gate.tidy()
             self._metrics.waiting.set(self._book.num_waiting)
             self._metrics.backlog.set(self._fleet.backlog_s())
 

@@ -13,6 +13,7 @@ import structlog
 
 from services.dispatcher.control import Cancellations, Control
 from services.dispatcher.fleet_state import FleetState
+from services.dispatcher.gate import Gate
 from shared.contracts.codec import decode, decode_any
 from shared.contracts.messages import (
     AlphaUpdate,
@@ -23,7 +24,13 @@ from shared.contracts.messages import (
     SpeedUpdate,
     WorkflowProfile,
 )
-from shared.contracts.topics import CANCELLATIONS, CONTROL, INSTANCE_STATES, Topics
+from shared.contracts.topics import (
+    CANCELLATIONS,
+    CONTROL,
+    INSTANCE_STATES,
+    LATENCY_EVENTS,
+    Topics,
+)
 from shared.errors import ContractError
 from shared.ports import Broker, Clock, Record
 from shared.runtime.health import Health
@@ -40,6 +47,7 @@ class Tables:
         fleet: Instance states go here.
         control: α, profiles and speeds go here.
         cancellations: Tombstones go here.
+        gate: Ends of calls go here, those from now on.
         clock: Time.
         topics: Names.
         metrics: Counts records and what could not be read.
@@ -53,6 +61,7 @@ class Tables:
         fleet: FleetState,
         control: Control,
         cancellations: Cancellations,
+        gate: Gate,
         clock: Clock,
         topics: Topics,
         metrics: Metrics,
@@ -62,6 +71,7 @@ class Tables:
         self._fleet = fleet
         self._control = control
         self._cancellations = cancellations
+        self._gate = gate
         self._clock = clock
         self._topics = topics
         self._metrics = metrics
@@ -75,6 +85,7 @@ class Tables:
             INSTANCE_STATES: self._on_state,
             CONTROL: self._on_control,
             CANCELLATIONS: self._on_cancellation,
+            LATENCY_EVENTS: self._gate.see,
         }
         return {
             topic: await stack.enter_async_context(
@@ -83,6 +94,7 @@ class Tables:
                     self._topics.name(topic),
                     self._guarded(topic, handler),
                     lambda topic=topic: self._health.beat(topic),  # type: ignore[misc]
+                    start="end" if topic == LATENCY_EVENTS else "beginning",
                 )
             )
             for topic, handler in handlers.items()
@@ -94,7 +106,7 @@ class Tables:
 
     def retire(self) -> None:
         """Tell health that the followers ended on purpose."""
-        for topic in (INSTANCE_STATES, CONTROL, CANCELLATIONS):
+        for topic in (INSTANCE_STATES, CONTROL, CANCELLATIONS, LATENCY_EVENTS):
             self._health.retire(topic)
 
     def _guarded(self, topic: str, handler: OnRecord) -> OnRecord:

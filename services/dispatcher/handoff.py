@@ -204,6 +204,8 @@ class Handoff:
             queue_score=_bounded(assignment.queue_score),
             t_comp_s=_bounded(assignment.cost.t_comp_s),
             deadline_s=waiting.deadline_s,
+            remaining_s=_bounded(waiting.remaining_s) if self._params.admission else None,
+            is_hopeless=assignment.is_hopeless,
             predicted_input_tokens=waiting.input_tokens,
             predicted_output_tokens=waiting.output_tokens,
             expected_cached_tokens=assignment.cost.cached_tokens,

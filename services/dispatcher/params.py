@@ -3,7 +3,7 @@
 import msgspec
 
 from shared.contracts.topics import STAGE_RESULTS
-from shared.scheduling.policies import DEFAULT_POLICY
+from shared.scheduling.policies import DEFAULT_ALPHA, DEFAULT_POLICY
 
 MIB = 1024 * 1024
 
@@ -21,7 +21,14 @@ class DispatcherParams(msgspec.Struct, frozen=True, kw_only=True):
             asking for the impossible.
         live_s: Longest silence of an instance that still gets calls.
         no_instance_grace_s: How long a call waits for an eligible instance to come back.
+        admission: Whether queries that cannot be done in time are turned away at their first call,
+            and hopeless calls go behind the others.
+        admission_margin: Work per second that may be promised to queries that are let in, as a
+            share of what the fleet does per second.
+        tenant_weights: tenant -> weight of its share under overload; 1 for others.
         pending_bound: Most calls that wait here unassigned.
+        tenant_pending_bound: Most calls of one tenant that wait here unassigned.
+        mesh_bound: Calls waiting in the whole mesh from which new queries are turned away.
         pending_bytes: Most bytes of calls that wait here unassigned.
         max_in_flight: Most records published and not acknowledged before fetching pauses.
         max_skew_s: How far in the future a claimed query arrival may lie.
@@ -43,13 +50,18 @@ class DispatcherParams(msgspec.Struct, frozen=True, kw_only=True):
 
     dispatcher_id: str
     policy: str = DEFAULT_POLICY
-    alpha: float = 0.1
+    alpha: float = DEFAULT_ALPHA
     tenant_slo_s: dict[str, float] = {}
     slo_factor: float = 5.0
     slo_floor_s: float = 0.5
     live_s: float = 5.0
     no_instance_grace_s: float = 30.0
+    admission: bool = True
+    admission_margin: float = 0.6
+    tenant_weights: dict[str, float] = {}
     pending_bound: int = 10_000
+    tenant_pending_bound: int = 5_000
+    mesh_bound: int = 100_000
     pending_bytes: int = 256 * MIB
     max_in_flight: int = 1_000
     max_skew_s: float = 5.0

@@ -15,10 +15,11 @@ from services.dispatcher.answers import Verdict
 from services.dispatcher.call_book import CallBook, GroupKey, OpenCall
 from services.dispatcher.control import Cancellations, Control, pool_of
 from services.dispatcher.fleet_state import FleetState, OwnAssignments
+from services.dispatcher.gate import Gate
 from services.dispatcher.intake import QueryMemory
 from services.dispatcher.params import DispatcherParams
 from services.dispatcher.preparation import Prepared, prepare
-from shared.errors import NoEligibleInstance, QueueFull
+from shared.errors import NoEligibleInstance, Overloaded, QueueFull
 from shared.ports import Clock
 from shared.scheduling.dispatch import Assignment, is_eligible, plan
 from shared.scheduling.policy import InstanceView
@@ -59,6 +60,7 @@ class Planner:
         book: The open calls.
         fleet: The instances.
         control: Policies, predictor, speeds.
+        gate: Says which queries are turned away.
         cancellations: Queries that are cancelled.
         memory: SLOs chosen for queries.
         clock: Time.
@@ -70,6 +72,7 @@ class Planner:
         book: CallBook,
         fleet: FleetState,
         control: Control,
+        gate: Gate,
         cancellations: Cancellations,
         memory: QueryMemory,
         clock: Clock,
@@ -78,6 +81,7 @@ class Planner:
         self._book = book
         self._fleet = fleet
         self._control = control
+        self._gate = gate
         self._cancellations = cancellations
         self._memory = memory
         self._clock = clock
@@ -102,6 +106,7 @@ class Planner:
         if not views:
             self._refuse_hopeless(group, decisions, is_any_live=bool(live))
             return
+        self._turn_away(group, views, decisions)
         room = sum(max(0, view.queue_bound - view.num_waiting) for view in views)
         if room == 0:
             return
@@ -109,6 +114,17 @@ class Planner:
         calls = list(islice(self._book.waiting_in(group), limit))
         self._plan(group, calls, views, decisions)
         self._rotate(group, calls)
+
+    def _turn_away(
+        self, group: GroupKey, views: Sequence[InstanceView], decisions: Decisions
+    ) -> None:
+        """Ask the gate about the calls that have just come."""
+        for call in self._book.take_new(group):
+            if not self._params.admission:
+                continue
+            reason = self._gate.judge(self._prepared(call, views), views)
+            if reason is not None:
+                self._refuse(call, _verdict(reason, call), decisions)
 
     def _plan(
         self,
@@ -126,6 +142,7 @@ class Planner:
             views,
             self._fleet.prefixes(),
             self._clock.now_s(),
+            demotes=self._params.admission,
         )
         for assignment in result.assignments:
             request_id = assignment.call.request_id
@@ -186,12 +203,16 @@ class Planner:
                 self._book.send_to_back(call)
 
     def _shed(self, decisions: Decisions) -> None:
-        """Refuse the newest waiting calls beyond the bounds."""
-        while (
-            self._book.num_waiting > self._params.pending_bound
-            or self._book.waiting_bytes > self._params.pending_bytes
-        ):
-            call = self._book.newest_waiting()
+        """Refuse waiting calls beyond the bounds: the newest of the tenant that has the most."""
+        while self._book.num_waiting:
+            tenant, count = self._book.most_waiting()
+            if (
+                self._book.num_waiting <= self._params.pending_bound
+                and self._book.waiting_bytes <= self._params.pending_bytes
+                and count <= self._params.tenant_pending_bound
+            ):
+                return
+            call = self._book.newest_waiting(tenant)
             self._refuse(call, _verdict(QueueFull.reason, call), decisions)
 
     def _refuse(self, call: OpenCall, verdict: Verdict, decisions: Decisions) -> None:
@@ -216,6 +237,7 @@ def _verdict(reason: str, call: OpenCall) -> Verdict:
             f" and a context of {call.prepared.call.context_tokens} tokens" if call.prepared else ""
         ),
         QueueFull.reason: "every eligible instance and the dispatcher's own queue are full",
+        Overloaded.reason: "the query cannot be done in time beside those let in before it",
     }
     detail = details.get(reason, "the policy lets no such call in at present")
     return Verdict(kind="rejected", reason=reason, detail=detail)

@@ -62,10 +62,14 @@ def prepare(
         request = msgspec.structs.replace(
             request, slo_s=slo_s, t_slo_s=t_slo_s, slo_defaulted=is_default
         )
-    return Prepared(request=request, call=_waiting_call(request, arrival_s, predictor))
+    remaining_s = predictor.remaining_s(request.workflow, request.stage, request.iteration, members)
+    call = _waiting_call(request, arrival_s, predictor, remaining_s)
+    return Prepared(request=request, call=call)
 
 
-def _waiting_call(request: StageRequest, arrival_s: float, predictor: Predictor) -> WaitingCall:
+def _waiting_call(
+    request: StageRequest, arrival_s: float, predictor: Predictor, remaining_s: float
+) -> WaitingCall:
     input_tokens = predictor.input_tokens(
         request.workflow,
         request.stage,
@@ -86,6 +90,7 @@ def _waiting_call(request: StageRequest, arrival_s: float, predictor: Predictor)
         ready_at_s=request.ready_at_s or 0.0,
         t_slo_s=request.t_slo_s or 0.0,
         deadline_s=arrival_s + (request.slo_s or 0.0),
+        remaining_s=remaining_s,
         avoid=request.failed_on,
     )
 

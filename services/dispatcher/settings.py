@@ -9,7 +9,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from services.dispatcher.params import MIB, DispatcherParams
 from shared.contracts.topics import STAGE_RESULTS
-from shared.scheduling.policies import DEFAULT_POLICY, REGISTRY
+from shared.scheduling.policies import DEFAULT_ALPHA, DEFAULT_POLICY, REGISTRY
 
 PositiveS = Annotated[float, Field(gt=0, le=1e9)]
 
@@ -33,7 +33,7 @@ class DispatcherSettings(BaseSettings):
     """Unique per process; host name and random digits unless set."""
     policy: str = DEFAULT_POLICY
     """Registry name of the scheduling policy."""
-    alpha: float = Field(default=0.1, ge=0, le=1)
+    alpha: float = Field(default=DEFAULT_ALPHA, ge=0, le=1)
     """α until `control` says otherwise."""
     tenant_slo_s: dict[str, PositiveS] = {}
     """Tenant -> SLO of its queries that name none, mesh seconds."""
@@ -45,8 +45,18 @@ class DispatcherSettings(BaseSettings):
     """Longest silence of an instance that still gets calls, wall seconds."""
     no_instance_grace_s: float = Field(default=30.0, ge=0, le=86_400)
     """How long a call waits for an eligible instance, wall seconds."""
+    admission: bool = True
+    """Turn queries away that cannot be done in time; hopeless calls go behind the others."""
+    admission_margin: float = Field(default=0.6, gt=0, le=1)
+    """Work per second promised to queries let in, as a share of what the fleet does."""
+    tenant_weights: dict[str, Annotated[float, Field(gt=0, le=1e6)]] = {}
+    """Tenant -> weight of its share under overload; 1 for others."""
     pending_bound: int = Field(default=10_000, ge=0, le=10_000_000)
     """Most calls that wait here unassigned."""
+    tenant_pending_bound: int = Field(default=5_000, ge=0, le=10_000_000)
+    """Most calls of one tenant that wait here unassigned."""
+    mesh_bound: int = Field(default=100_000, ge=1, le=100_000_000)
+    """Calls waiting in the whole mesh from which new queries are turned away."""
     pending_bytes: int = Field(default=256 * MIB, ge=MIB)
     """Most bytes of calls that wait here unassigned."""
     max_in_flight: int = Field(default=1_000, ge=1, le=100_000)

@@ -13,6 +13,7 @@ from typing import Literal
 
 from shared.contracts.messages import BoundCall, StageRequest
 from shared.ports import QueueEntry, Record, Token
+from shared.scheduling.admission import demoted, is_hopeless
 
 
 class Place(Enum):
@@ -50,6 +51,8 @@ class HeldCall:
         has_lost_chunk: Whether a chunk could not be sent; no later one is then.
         abort: Cuts its generation off, while it runs.
         cut: Why it was cut off.
+        is_demoted: Whether it went behind the others while it waited.
+        passes: How often others were started before it because the engine lacked room for it.
         handed_on: Whether it is answered, or back on `stage-requests`; empty before.
     """
 
@@ -69,6 +72,14 @@ class HeldCall:
     abort: Callable[[], object] | None = None
     cut: Cut | None = None
     handed_on: Literal["", "answered", "back"] = ""
+    is_demoted: bool = False
+    passes: int = 0
+
+    @property
+    def score(self) -> float:
+        """Its place in the queue, smallest first."""
+        score = self.call.queue_score
+        return demoted(score) if self.is_demoted else score
 
     @property
     def request_id(self) -> str:
@@ -93,11 +104,18 @@ class HeldCall:
                 return value.decode("ascii", "replace")
         return None
 
+    def is_too_late(self, now_s: float) -> bool:
+        """Return whether its query can no longer be in time, and it stands before others."""
+        call = self.call
+        if call.remaining_s is None or call.is_hopeless or self.is_demoted:
+            return False
+        return is_hopeless(now_s, call.deadline_s, call.t_comp_s + call.remaining_s)
+
     def entry(self) -> QueueEntry:
         """Return its entry for the urgency set."""
         return QueueEntry(
             request_id=self.request_id,
-            score=self.call.queue_score,
+            score=self.score,
             arrival=self.token.offset,
             token=self.token,
         )
@@ -170,7 +188,7 @@ class CallBook:
 
     def head_score(self) -> float | None:
         """Return the smallest queue score among the waiting calls, or None."""
-        return min((held.call.queue_score for held in self.at(Place.WAITING)), default=None)
+        return min((held.score for held in self.at(Place.WAITING)), default=None)
 
     def of_query(self, query_id: str) -> list[HeldCall]:
         """Return the held calls of a query."""

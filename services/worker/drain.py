@@ -84,7 +84,7 @@ class Drain:
     async def _hand_back_waiting(self) -> None:
         life = self._life
         async with life.index_lock:  # no claim is half done
-            waiting = sorted(life.book.at(Place.WAITING), key=lambda held: held.call.queue_score)
+            waiting = sorted(life.book.at(Place.WAITING), key=lambda held: held.score)
             for held in waiting:
                 life.endings.stop_counting(held)
         gate = asyncio.Semaphore(HAND_BACKS_AT_ONCE)

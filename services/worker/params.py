@@ -3,6 +3,9 @@
 from dataclasses import dataclass
 
 MIB = 1024 * 1024
+LOOK_PAST = 4
+MAX_PASSES = 16
+"""As in the simulator."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +26,9 @@ class WorkerParams:
     """Most bytes of records held; likewise."""
     max_attempts: int = 3
     """A call whose generation failed is handed back while it has had fewer attempts than this."""
+    look_past: int = LOOK_PAST
+    """While the engine has no room for the most urgent call, so many that lack room at a time are
+    looked past for one that fits; each is passed over `MAX_PASSES` times at most."""
     evict_after_s: float = 3_600.0
     """Mesh seconds after its query's deadline when a call is given up (a merely late one runs)."""
     stall_floor_s: float = 600.0

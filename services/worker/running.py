@@ -1,9 +1,10 @@
 """Claims calls in order of urgency and runs them on the engine.
 
-The head of the queue goes first: while the engine has no room for it, no smaller call overtakes
-it, because under load the large call would otherwise wait for ever. Only an engine that runs
-nothing is given a call it says it has no room for, so that a call too large fails instead of
-blocking the queue.
+The head of the queue goes first. While the engine has no room for it, smaller calls behind it may
+start, but only so often: then it blocks them, because under load the large call would otherwise
+wait for ever. Only an engine that runs nothing is given a call it says it has no room for, so that
+a call too large fails instead of blocking the queue. A call whose query can no longer be in time
+goes behind all that still can, when its turn comes.
 """
 
 import asyncio
@@ -16,6 +17,7 @@ from services.worker.bells import heard_within
 from services.worker.calls import Cut, HeldCall, Place
 from services.worker.life import End, Life
 from services.worker.messages import Verdict, verdict_if_hopeless
+from services.worker.params import MAX_PASSES
 from services.worker.vitals import STORE
 from shared.errors import (
     CallRefused,
@@ -101,7 +103,7 @@ class Runner:
         self._breaker = Breaker(
             params.failure_threshold, params.failure_pause_s, params.longest_failure_pause_s
         )
-        self._blocked: HeldCall | None = None
+        self._blocked: list[HeldCall] = []
         self._blocked_since = 0
         self.is_taking = True
 
@@ -125,7 +127,7 @@ class Runner:
         """Try again whenever the engine's batch has changed; runs until cancelled."""
         while True:
             await self._engine.room_changed()
-            if self._blocked is not None:
+            if self._blocked:
                 self._life.bells.claim.set()
 
     def abort_running(self) -> None:
@@ -146,43 +148,72 @@ class Runner:
         return self._breaker.allows(book.num_running, life.clock.monotonic_s())
 
     def _is_head_blocked(self) -> bool:
-        """Return whether the most urgent call is known, and the engine has no room for it yet."""
-        blocked, book = self._blocked, self._life.book
-        if blocked is None or blocked.place is not Place.WAITING:
+        """Return whether the most urgent calls are known, and the engine has room for none yet."""
+        if not self._blocked or self._life.book.num_taken != self._blocked_since:
             return False
-        return book.num_taken == self._blocked_since and not self._has_room_for(blocked)
+        return not any(
+            held.place is not Place.WAITING or self._has_room_for(held) for held in self._blocked
+        )
 
     def _has_room_for(self, held: HeldCall) -> bool:
         return self._life.book.num_running == 0 or self._engine.has_room_for(held.call)
 
     async def _start_next(self) -> bool:
-        """Claim the most urgent call and start it; False when there is none or no room."""
+        """Claim the most urgent call there is room for, and start it; False when there is none."""
         life = self._life
+        passed: list[HeldCall] = []
         async with life.index_lock:
-            entries = await life.index.claim(life.epoch, limit=1, now_s=life.clock.now_s())
-            if not entries:
-                return False
-            entry = entries[0]
-            held = life.book.get(entry.request_id)
-            if held is None or held.place is not Place.WAITING or held.token != entry.token:
-                await life.index.ack(entry.request_id, entry.token)
-                return True
-            hopeless = verdict_if_hopeless(held, life.clock.now_s(), life.params.evict_after_s)
-            if hopeless is not None:
-                life.endings.stop_counting(held)
-                life.spawn(life.endings.answer(held, hopeless), name=f"end-{held.request_id}")
-                return True
-            if not (self._has_room_for(held) and self.is_taking):
-                self._blocked, self._blocked_since = held, life.book.num_taken
-                await life.index.release(entry.request_id, entry.token)
-                return False
-            self._blocked = None
-            life.book.start(held, life.clock.now_s())
-        life.spawn(self._run(held), name=f"call-{held.request_id}")
+            started = await self._claim_into(passed)
+            for held in passed:
+                await life.index.release(held.request_id, held.token)
+        if started is None:
+            self._blocked, self._blocked_since = passed, life.book.num_taken
+            return False
+        self._blocked = []
         # The engine counts a call from its generation's first step on, which comes two turns
         # later; asking for room before that would let in too many.
         await asyncio.sleep(0)
         await asyncio.sleep(0)
+        return True
+
+    async def _claim_into(self, passed: list[HeldCall]) -> HeldCall | None:
+        """Claim until one call was started; those without room are left claimed in `passed`."""
+        life = self._life
+        while self.is_taking:
+            entries = await life.index.claim(life.epoch, limit=1, now_s=life.clock.now_s())
+            if not entries:
+                return None
+            held = life.book.get(entries[0].request_id)
+            if held is None or held.place is not Place.WAITING or held.token != entries[0].token:
+                await life.index.ack(entries[0].request_id, entries[0].token)
+            elif await self._is_out_of_turn(held):
+                continue
+            elif self.is_taking and self._has_room_for(held):
+                for other in passed:
+                    other.passes += 1
+                life.book.start(held, life.clock.now_s())
+                life.spawn(self._run(held), name=f"call-{held.request_id}")
+                return held
+            else:
+                passed.append(held)
+                if len(passed) > life.params.look_past or held.passes >= MAX_PASSES:
+                    return None
+        return None
+
+    async def _is_out_of_turn(self, held: HeldCall) -> bool:
+        """End a claimed call that is far too late, or put it behind those that can be in time."""
+        life, now_s = self._life, self._life.clock.now_s()
+        hopeless = verdict_if_hopeless(held, now_s, life.params.evict_after_s)
+        if hopeless is not None:
+            life.endings.stop_counting(held)
+            life.spawn(life.endings.answer(held, hopeless), name=f"end-{held.request_id}")
+            return True
+        if not held.is_too_late(now_s):
+            return False
+        held.is_demoted = True
+        life.metrics.demoted.add()
+        await life.index.ack(held.request_id, held.token)
+        await life.index.add([held.entry()])  # upkeep adds it, should this be lost
         return True
 
     async def _run(self, held: HeldCall) -> None:

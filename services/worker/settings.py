@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from services.worker.engines import EngineKind, OpenAISettings
-from services.worker.params import MIB, WorkerParams
+from services.worker.params import LOOK_PAST, MIB, WorkerParams
 from shared.domain.instance import InstanceSpec
 from shared.errors import ConfigError
 from shared.simulation.fleets import BUILTIN_GPUS, INSTANCE_ID, builtin_fleet, parse_fleet
@@ -47,6 +47,8 @@ class WorkerSettings(BaseSettings):
     """Most bytes of calls held waiting; likewise."""
     max_attempts: int = Field(default=3, ge=1, le=100)
     """A failed generation is handed back while its call had fewer attempts."""
+    look_past: int = Field(default=LOOK_PAST, ge=0, le=64)
+    """Calls the engine has no room for that are looked past to find one that fits."""
     evict_after_s: float = Field(default=3_600.0, ge=0, le=30 * 86_400)
     """Time after its query's deadline when a call is given up, mesh seconds."""
     stall_floor_s: float = Field(default=600.0, gt=0, le=86_400)

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from shared.errors import BrokerUnavailable
-from shared.ports import Broker, Consumer, Record, TopicPartition
+from shared.ports import Broker, Consumer, Record, StartAt, TopicPartition
 
 OnRecord = Callable[[Record], None]
 
@@ -65,10 +65,15 @@ class Follower:
 
 @asynccontextmanager
 async def follow_topic(
-    broker: Broker, topic: str, on_record: OnRecord, beat: Callable[[], None] = lambda: None
+    broker: Broker,
+    topic: str,
+    on_record: OnRecord,
+    beat: Callable[[], None] = lambda: None,
+    *,
+    start: StartAt = "beginning",
 ) -> AsyncIterator[Follower]:
-    """Open a follower of all partitions of a topic (full name)."""
+    """Open a follower of all partitions of a topic (full name), of news only with `start="end"`."""
     count = await broker.partitions_of(topic)
     partitions = [TopicPartition(topic, index) for index in range(count)]
-    async with broker.partition_consumer(partitions, start="beginning") as consumer:
+    async with broker.partition_consumer(partitions, start=start) as consumer:
         yield Follower(consumer, on_record, beat)

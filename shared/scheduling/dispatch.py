@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 
 from shared.errors import NoEligibleInstance
+from shared.scheduling.admission import demoted, is_hopeless
 from shared.scheduling.latency import service_s
 from shared.scheduling.policy import Choice, Cost, InstanceView, Policy, WaitingCall
 from shared.scheduling.prefix import PrefixCacheModel
@@ -106,6 +107,7 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True):
         cost: Expected cost there.
         queue_score: Position in the instance's queue, smallest first.
         others: The other instances that looked quickest: instance_id -> (backlog, t_comp), seconds.
+        is_hopeless: Whether its query can no longer be in time, so that it goes behind the others.
     """
 
     call: WaitingCall
@@ -113,6 +115,7 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     cost: Cost
     queue_score: float
     others: dict[str, tuple[float, float]] = {}
+    is_hopeless: bool = False
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -149,6 +152,8 @@ def plan(
     views: Sequence[InstanceView],
     prefixes: Mapping[str, PrefixCacheModel],
     now_s: float,
+    *,
+    demotes: bool = False,
 ) -> Plan:
     """Decide for every waiting call: assign, reject or leave waiting.
 
@@ -162,6 +167,7 @@ def plan(
         views: All live instances that take calls.
         prefixes: instance_id -> prefix model, updated in place for assigned calls.
         now_s: Present instant, seconds.
+        demotes: Whether calls whose query can no longer be in time go behind the others.
     """
     current = {view.spec.instance_id: view for view in sorted(views, key=_by_id)}
     result = Plan(assignments=[], rejections=[], unassigned=[])
@@ -192,8 +198,16 @@ def plan(
         if choice.instance_id in prefixes:
             prefixes[choice.instance_id].touch(call.prefix)
         score = policy.queue_score(call, cost.t_comp_s)
+        is_late = demotes and is_hopeless(now_s, call.deadline_s, cost.t_comp_s + call.remaining_s)
         result.assignments.append(
-            Assignment(call=call, choice=choice, cost=cost, queue_score=score, others=others)
+            Assignment(
+                call=call,
+                choice=choice,
+                cost=cost,
+                queue_score=demoted(score) if is_late else score,
+                others=others,
+                is_hopeless=is_late,
+            )
         )
     return result
 

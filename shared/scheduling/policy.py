@@ -31,6 +31,7 @@ class WaitingCall(msgspec.Struct, frozen=True, kw_only=True):
         ready_at_s: When it became ready, seconds.
         t_slo_s: Its stage's budget, seconds.
         deadline_s: Its query's deadline, seconds.
+        remaining_s: Expected duration of everything after its stage, seconds.
         avoid: Instances that get it only when no other may take it: they failed it before.
     """
 
@@ -46,6 +47,7 @@ class WaitingCall(msgspec.Struct, frozen=True, kw_only=True):
     ready_at_s: float
     t_slo_s: float
     deadline_s: float
+    remaining_s: float = 0.0
     avoid: tuple[str, ...] = ()
 
 

@@ -13,6 +13,8 @@ is used. The result is at least 1 and at most the longest context.
 
 from collections.abc import Mapping, Sequence
 
+import msgspec
+
 from shared.domain.instance import InstanceSpec, LatencyModel
 from shared.domain.profile import StageEstimate, WorkflowShape
 from shared.scheduling.latency import service_s
@@ -65,6 +67,34 @@ class FleetTimes:
         self._pool = tuple(pool) or ((REFERENCE_INSTANCE, 1.0),)
         self._stage_s: dict[tuple[str, str], float] = {}
         self._remaining_s: dict[tuple[str, str, int], float] = {}
+        self._call_s: dict[tuple[str, str], float] = {}
+        self._work_after_s: dict[tuple[str, str, int], float] = {}
+
+    def call_s(self, workflow: str, stage: str) -> float:
+        """Return the expected service time of one call of a stage, mean over the pool, seconds."""
+        key = (workflow, stage)
+        cached = self._call_s.get(key)
+        if cached is None:
+            self._make_room()
+            estimate = stage_estimate(self._shapes, workflow, stage)
+            one = msgspec.structs.replace(estimate, max_output_tokens=estimate.output_tokens)
+            cached = self._call_s[key] = self._mean_service_s(one)
+        return cached
+
+    def work_after_s(self, workflow: str, stage: str, iteration: int) -> float:
+        """Return the expected service times of all calls after an occurrence, together, seconds."""
+        key = (workflow, stage, iteration)
+        cached = self._work_after_s.get(key)
+        if cached is None:
+            self._make_room()
+            counts = expected_remaining(self._shapes, workflow, stage, iteration)
+            cached = self._work_after_s[key] = sum(
+                count
+                * max(1.0, stage_estimate(self._shapes, workflow, later).siblings)
+                * self.call_s(workflow, later)
+                for later, count in counts.items()
+            )
+        return cached
 
     def stage_s(self, workflow: str, stage: str) -> float:
         """Return the expected duration of a stage: its longest sibling, mean over the pool."""
@@ -89,9 +119,10 @@ class FleetTimes:
 
     def _make_room(self) -> None:
         # Names come from producers: one that puts ids into them must not fill the memory.
-        if len(self._stage_s) + len(self._remaining_s) >= MAX_CACHED_TIMES:
-            self._stage_s.clear()
-            self._remaining_s.clear()
+        caches = (self._stage_s, self._remaining_s, self._call_s, self._work_after_s)
+        if sum(len(cache) for cache in caches) >= MAX_CACHED_TIMES:
+            for cache in caches:
+                cache.clear()
 
     def _mean_service_s(self, estimate: StageEstimate) -> float:
         times = [_stage_on(spec, factor, estimate) for spec, factor in self._pool]

@@ -9,7 +9,7 @@ from shared.domain.instance import InstanceSpec
 from shared.domain.profile import WorkflowShape
 from shared.domain.trace import TraceQuery
 from shared.errors import ConfigError
-from shared.scheduling.policies import REGISTRY
+from shared.scheduling.policies import DEFAULT_ALPHA, REGISTRY
 from shared.simulation.engine_states import check_spec
 
 MAX_DISPATCHERS = 1_024
@@ -68,7 +68,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     queries: tuple[TraceQuery, ...]
     fleet: tuple[InstanceSpec, ...]
     policy: str = "hexgen-flow"
-    alpha: float = 0.1
+    alpha: float = DEFAULT_ALPHA
     shapes: Mapping[str, WorkflowShape] = {}
     oracle: bool = False
     num_dispatchers: int = 1

@@ -14,6 +14,7 @@ from shared.domain.profile import WorkflowShape
 from shared.domain.trace import TraceQuery
 from shared.scheduling.censoring import censored_percentile
 from shared.scheduling.judgement import Replayed, p95_judged_s, warm_up_of
+from shared.scheduling.policies import DEFAULT_ALPHA
 from shared.scheduling.tuning import ALPHA_GRID, refine_alphas
 from shared.simulation.results import RunResult
 from shared.simulation.scenario import Change, Scenario
@@ -70,7 +71,7 @@ class ReplayRequest(msgspec.Struct, frozen=True, kw_only=True):
     policy: str
     shapes: dict[str, WorkflowShape]
     alphas: tuple[float, ...] = ALPHA_GRID
-    current: float = 0.1
+    current: float = DEFAULT_ALPHA
     past: Past | None = None
     speed_factors: dict[str, float] = {}
     believed_factors: dict[str, float] | None = None

@@ -309,8 +309,10 @@ class Mesh:
     def running(self, **params: Any) -> AbstractAsyncContextManager["Running"]:
         """Run a dispatcher while the context is open; it is stopped cleanly at its end.
 
-        Nobody is declared dead unless `dead_after_s` is given.
+        Nobody is declared dead unless `dead_after_s` is given, and every query is let in unless
+        `admission` is.
         """
+        params.setdefault("admission", False)
         params.setdefault("dead_after_s", 1e9)
         self.metrics, self.health = Metrics("dispatcher"), Health(self.clock)
         return _running(self, DispatcherParams(dispatcher_id=params.pop("id", "d1"), **params))

@@ -17,6 +17,8 @@ from shared.scheduling.policies.vtc import VirtualTokenCounter
 from shared.scheduling.policy import Policy
 
 DEFAULT_POLICY = "hexgen-flow"
+# α until a tuner knows better: near the best on every loaded fleet tried (docs/tuning.md).
+DEFAULT_ALPHA = 0.01
 
 REGISTRY: dict[str, Callable[[float], Policy]] = {
     "hexgen-flow": HexgenFlow,

@@ -1,0 +1,201 @@
+"""The gate: asks `shared.scheduling.admission` about new queries, and tells it what happened.
+
+What happened is read from `latency-events`, which tell of every dispatcher's calls: so each
+dispatcher knows the demand of the whole mesh but for the calls that are under way at others.
+"""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from services.dispatcher.control import Control, pool_of
+from services.dispatcher.params import DispatcherParams
+from services.dispatcher.preparation import Prepared
+from shared.contracts.codec import decode
+from shared.contracts.messages import LatencyEvent, StageRequest
+from shared.errors import QueueFull
+from shared.ports import Clock, Record
+from shared.scheduling.admission import Admission, AdmissionRules, Asked
+from shared.scheduling.policies.earliest_finish import stretch
+from shared.scheduling.policy import InstanceView
+from shared.scheduling.profiles import FleetTimes
+from shared.scheduling.throughput import Finished, Throughput
+
+TYPICAL_PREFILL_SHARE = 0.2
+TYPICAL_CONTEXT_TOKENS = 4_000
+SAME_INSTANT_S = 0.001
+NOTHING_LEFT = 0.05
+
+
+class _Pool:
+    def __init__(self, rules: AdmissionRules) -> None:
+        self.admission = Admission(rules)
+        self.throughput = Throughput(rules.window_s)
+        self.members: Sequence[InstanceView] = ()
+
+
+class Gate:
+    """Admission of one dispatcher.
+
+    Args:
+        control: Predictions.
+        clock: Mesh time.
+        params: Whether and when to say no.
+    """
+
+    def __init__(self, control: Control, clock: Clock, params: DispatcherParams) -> None:
+        self._control = control
+        self._clock = clock
+        self._params = params
+        self._rules = AdmissionRules(margin=params.admission_margin, weights=params.tenant_weights)
+        self._pools: dict[str, _Pool] = {}
+        self._models: dict[str, str] = {}
+        self._decided: OrderedDict[str, tuple[str, str | None]] = OrderedDict()
+
+    def judge(self, prepared: Prepared, views: Sequence[InstanceView]) -> str | None:
+        """Return why a call's query is turned away, or None; only first calls are turned away.
+
+        Args:
+            prepared: The call with its predictions.
+            views: The live instances that offer its model and needs, at least one.
+        """
+        request = prepared.request
+        pool = self._pool(request.model, views)
+        query_id, now_s = request.effective_query_id, self._clock.now_s()
+        first_id, reason = self._decided.get(query_id, ("", None))
+        if first_id and first_id != request.request_id and not request.parents:
+            return reason  # a sibling of the first call
+        if is_new_query(request):
+            return self._decide(pool, prepared, now_s)
+        key = (request.stage, request.iteration)
+        if query_id not in pool.admission.demand and request.attempt == 0:
+            times = self._times(pool)
+            left_s = _work_s(times, request) + times.work_after_s(request.workflow, *key)
+            self._join(pool, query_id, prepared.call.deadline_s, left_s, now_s)
+        pool.admission.demand.stage_begins(query_id, key, now_s)
+        return None
+
+    def see(self, record: Record) -> None:
+        """Take a latency event.
+
+        Raises:
+            ContractError: It cannot be read.
+        """
+        if record.value is None:
+            return
+        event = decode(record.value, LatencyEvent)
+        pool = self._pools.get(self._models.get(event.model, ""))
+        if pool is None:
+            return
+        now_s, times = self._clock.now_s(), self._times(pool)
+        work_s = times.call_s(event.workflow, event.stage)
+        if event.kind != "completed":
+            pool.admission.demand.remove(event.query_id)
+            return
+        pool.throughput.finished(_finished(event, work_s, now_s), self._prior(pool))
+        after_s = times.work_after_s(event.workflow, event.stage, event.iteration)
+        deadline_s = event.arrival_s + event.slo_s
+        key = (event.stage, event.iteration)
+        is_last = after_s <= NOTHING_LEFT * work_s
+        demand = pool.admission.demand
+        if event.query_id not in demand:
+            if not is_last:
+                self._join(pool, event.query_id, deadline_s, after_s, now_s)
+        elif demand.call_ended(event.query_id, key, event.siblings, now_s, is_last=is_last):
+            pool.admission.ended(in_time=(event.times.finished_at_s or now_s) <= deadline_s)
+
+    def tidy(self) -> None:
+        """Forget what is over."""
+        for pool in self._pools.values():
+            pool.admission.tidy(self._clock.now_s())
+
+    def _decide(self, pool: _Pool, prepared: Prepared, now_s: float) -> str | None:
+        request = prepared.request
+        query_id = request.effective_query_id
+        times = self._times(pool)
+        path_s = times.stage_s(request.workflow, request.stage) + times.remaining_s(
+            request.workflow, request.stage, request.iteration
+        )
+        asked = Asked(
+            query_id=query_id,
+            tenant=request.tenant,
+            deadline_s=prepared.call.deadline_s,
+            work_s=_work_s(times, request)
+            + times.work_after_s(request.workflow, request.stage, request.iteration),
+            path_s=path_s,
+        )
+        rate = pool.throughput.rate(self._prior(pool))
+        reason = pool.admission.offer(asked, now_s, rate, pool.throughput.stretch)
+        if reason is None and self._is_mesh_full(pool):
+            reason = QueueFull.reason
+        if reason is not None:
+            pool.admission.demand.remove(query_id)
+            pool.throughput.refused()
+        self._decided[query_id] = (request.request_id, reason)
+        if len(self._decided) > self._params.remembered_queries:
+            self._decided.popitem(last=False)
+        return reason
+
+    def _is_mesh_full(self, pool: _Pool) -> bool:
+        waiting = sum(view.num_waiting for view in pool.members)
+        return waiting >= self._params.mesh_bound
+
+    def _join(
+        self, pool: _Pool, query_id: str, deadline_s: float, left_s: float, now_s: float
+    ) -> None:
+        """Count a query that another dispatcher let in, or this one in an earlier life."""
+        if left_s > 0.0 and deadline_s > now_s:
+            pool.admission.demand.add(query_id, deadline_s, left_s, now_s)
+
+    def _pool(self, model: str, views: Sequence[InstanceView]) -> _Pool:
+        name = self._models[model] = pool_of(model, (view.spec for view in views))
+        if name not in self._pools:
+            self._pools[name] = _Pool(self._rules)
+        pool = self._pools[name]
+        pool.members = views
+        return pool
+
+    def _times(self, pool: _Pool) -> FleetTimes:
+        return self._control.predictor.fleet_times(pool.members)
+
+    def _prior(self, pool: _Pool) -> float:
+        """Return the rate believed before any call has ended, seconds of work per second."""
+        return sum(_typical_gain(view) for view in pool.members)
+
+
+def is_new_query(request: StageRequest) -> bool:
+    """Return whether a call begins its query: nothing was done for it yet.
+
+    A query whose arrival lies before its first call has waited elsewhere, or lost its first calls
+    to us with a dispatcher; both are let in.
+    """
+    if request.attempt > 0 or request.parents or request.iteration > 0:
+        return False
+    ready_s, arrival_s = request.ready_at_s or 0.0, request.arrival_s
+    return arrival_s is None or ready_s - arrival_s <= SAME_INSTANT_S
+
+
+def _work_s(times: FleetTimes, request: StageRequest) -> float:
+    return request.siblings * times.call_s(request.workflow, request.stage)
+
+
+def _typical_gain(view: InstanceView) -> float:
+    slots = max(1.0, min(float(view.capacity), view.spec.kv_tokens / TYPICAL_CONTEXT_TOKENS))
+    return slots / stretch(slots - 1.0, TYPICAL_PREFILL_SHARE)
+
+
+def _finished(event: LatencyEvent, work_s: float, now_s: float) -> Finished:
+    times = event.times
+    started_s, ended_s = times.started_at_s, times.finished_at_s
+    service_s = (ended_s - started_s) if started_s is not None and ended_s is not None else 0.0
+    waited_s = (
+        started_s - times.queued_at_s
+        if started_s is not None and times.queued_at_s is not None
+        else 0.0
+    )
+    return Finished(
+        work_s=work_s,
+        t_comp_s=event.t_comp_s,
+        waited_s=max(0.0, waited_s),
+        service_s=max(0.0, service_s),
+        ended_s=now_s,
+    )

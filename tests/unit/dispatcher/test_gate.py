@@ -1,0 +1,145 @@
+"""The gate: who is asked, what it learns from latency events, who is told."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from services.dispatcher.control import Control
+from services.dispatcher.gate import Gate, is_new_query
+from services.dispatcher.intake import QueryMemory
+from services.dispatcher.params import DispatcherParams
+from services.dispatcher.preparation import prepare
+from shared.adapters.clock import ManualClock
+from shared.contracts.codec import encode
+from shared.contracts.messages import CallTimes, LatencyEvent, StageRequest
+from shared.errors import ContractError
+from shared.ports import Record, TopicPartition
+from shared.scheduling.policy import InstanceView
+from tests.support.dispatching import make_request
+from tests.support.scheduling import make_spec
+
+VIEWS = (InstanceView(spec=make_spec("a"), capacity=4),)
+
+
+class Bench:
+    """A gate with a clock, and calls that are ready now."""
+
+    def __init__(self, **params: Any) -> None:
+        self.clock = ManualClock()
+        self.params = DispatcherParams(dispatcher_id="d", **params)
+        self.control = Control("hexgen-flow", 0.1)
+        self.gate = Gate(self.control, self.clock, self.params)
+
+    def call(self, query_id: str, stage: str = "s", **fields: Any) -> StageRequest:
+        """Return a call that became ready now, the first of its query unless told otherwise."""
+        given = {"query_id": query_id, "ready_at_s": self.clock.now_s(), "stage": stage, **fields}
+        given.setdefault("arrival_s", given["ready_at_s"])
+        return make_request(f"{query_id}-{stage}-{fields.get('sibling', 0)}", **given)
+
+    def judge(self, request: StageRequest) -> str | None:
+        """Ask about a call."""
+        memory = QueryMemory(10)
+        prepared = prepare(request, VIEWS, self.control.predictor, self.params, memory)
+        return self.gate.judge(prepared, VIEWS)
+
+    def fill(self) -> int:
+        """Let queries in until one is turned away; returns how many got in."""
+        for index in range(10_000):
+            if self.judge(self.call(f"q{index}")) is not None:
+                return index
+        raise AssertionError("nobody was turned away")
+
+    def see(self, request: StageRequest, **fields: Any) -> None:
+        """Let a call's latency event come."""
+        now_s = self.clock.now_s()
+        values: dict[str, Any] = {
+            "request_id": request.request_id,
+            "query_id": request.query_id,
+            "workflow": request.workflow,
+            "stage": request.stage,
+            "model": request.model,
+            "kind": "completed",
+            "arrival_s": request.arrival_s,
+            "slo_s": 60.0,
+            "times": CallTimes(queued_at_s=now_s, started_at_s=now_s, finished_at_s=now_s),
+            "t_comp_s": 1.0,
+            **fields,
+        }
+        self.raw(encode(LatencyEvent(**values)))
+
+    def raw(self, value: bytes | None) -> None:
+        """Let a record come."""
+        tp = TopicPartition("latency-events", 0)
+        self.gate.see(Record(tp=tp, offset=0, append_unix_s=0.0, key=None, value=value))
+
+
+def test_queries_beyond_what_can_be_done_are_turned_away():
+    """The first ones are let in, then one is told that the mesh is overloaded."""
+    bench = Bench()
+    assert bench.fill() >= 1
+    assert bench.judge(bench.call("next")) == "overloaded"
+
+
+def test_siblings_share_their_querys_verdict():
+    """A call of a first stage is turned away with its sibling, and let in with it."""
+    bench = Bench()
+    assert bench.judge(bench.call("early")) is None
+    bench.fill()
+    assert bench.judge(bench.call("late")) == "overloaded"
+    assert bench.judge(bench.call("late", sibling=1, siblings=2)) == "overloaded"
+    assert bench.judge(bench.call("early", sibling=1, siblings=2)) is None
+
+
+def test_later_calls_are_never_turned_away():
+    """Work that was begun is finished, whoever let it in."""
+    bench = Bench()
+    bench.fill()
+    later = bench.call("q-of-another-dispatcher", "t", parents=("x",))
+    assert bench.judge(later) is None
+    assert bench.judge(bench.call("again", attempt=1)) is None
+
+
+def test_a_query_that_comes_again_is_asked_again():
+    """Whoever was turned away may ask later under the same id."""
+    bench = Bench()
+    count = bench.fill()
+    for index in range(count):
+        bench.see(bench.call(f"q{index}"), kind="failed", reason="generation_failed")
+    assert bench.judge(bench.call(f"q{count}")) is None
+
+
+def test_only_a_first_call_begins_a_query():
+    """Parents, iterations, attempts and an older arrival tell that something came before."""
+    bench = Bench()
+    first = bench.call("q")
+    assert is_new_query(first)
+    for changes in ({"parents": ("x",)}, {"iteration": 1}, {"attempt": 1}, {"arrival_s": 0.0}):
+        assert not is_new_query(msgspec.structs.replace(first, **changes))
+
+
+def test_the_mesh_has_a_bound():
+    """With too many calls waiting everywhere a new query is told that queues are full."""
+    bench = Bench(mesh_bound=5)
+    request = bench.call("q")
+    prepared = prepare(request, VIEWS, bench.control.predictor, bench.params, QueryMemory(10))
+    full = [msgspec.structs.replace(VIEWS[0], num_waiting=5)]
+    assert bench.gate.judge(prepared, full) == "queue_full"
+
+
+def test_events_of_other_dispatchers_queries_count():
+    """A query seen only by its events takes its share too."""
+    bench, other = Bench(), Bench()
+    alone = other.fill()
+    assert bench.judge(bench.call("own")) is None
+    for index in range(alone):
+        bench.see(bench.call(f"foreign-{index}"))
+    assert bench.fill() < alone
+
+
+def test_what_cannot_be_read_is_told_and_a_tombstone_is_nothing():
+    """The follower counts an unreadable record and goes on."""
+    bench = Bench()
+    bench.raw(None)
+    with pytest.raises(ContractError):
+        bench.raw(b"junk")
