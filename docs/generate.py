@@ -12,6 +12,7 @@ from pathlib import Path
 from services.dispatcher.settings import DispatcherSettings
 from services.gateway.openapi import openapi_document
 from services.gateway.settings import GatewaySettings
+from services.text2sql.settings import AgentSettings
 from services.tuner.settings import TunerSettings
 from services.worker.settings import WorkerSettings
 from shared.runtime.settings import MESH_PREFIX, MeshSettings, SettingRow, describe
@@ -22,6 +23,7 @@ CLASSES = (
     ("Dispatcher", "DISPATCHER_", DispatcherSettings),
     ("Worker", "WORKER_", WorkerSettings),
     ("Tuner", "TUNER_", TunerSettings),
+    ("Text-to-SQL agent", "TEXT2SQL_", AgentSettings),
     ("Gateway", "GATEWAY_", GatewaySettings),
 )
 INTRODUCTION = """\

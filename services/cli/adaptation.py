@@ -11,6 +11,7 @@ import numpy as np
 from shared.domain.instance import InstanceSpec
 from shared.domain.profile import StageEstimate, WorkflowShape
 from shared.domain.trace import PrefixPart, TraceCall, TraceQuery, TraceStage
+from shared.scheduling.policies import DEFAULT_ALPHA
 from shared.scheduling.profiles import FleetTimes
 from shared.scheduling.shapes import shape_from_trace
 from shared.simulation.scenario import Scenario
@@ -148,7 +149,7 @@ def scenario_of_phase(
     queries: tuple[TraceQuery, ...],
     fleet: tuple[InstanceSpec, ...],
     *,
-    alpha: float = 0.1,
+    alpha: float = DEFAULT_ALPHA,
     hop_s: float = 0.0,
 ) -> Scenario:
     """Return a phase as a simulation in which everything about it is known."""

@@ -31,6 +31,8 @@ COMMANDS = {
     "asyncapi": Command("asyncapi", "Print the message contract for producers in any language."),
     "chat": Command("chat", "Ask a real model one question, through the whole mesh."),
     "model": Command("model", "Fetch the small real model for development and tests."),
+    "ask": Command("text2sql.ask", "Ask a question about a database, in plain words."),
+    "eval": Command("text2sql.evaluation", "Run a question file through the agent, and score it."),
     "topics": Command("topics", "Create and check the mesh's Kafka topics."),
     "bench": Command("bench", "Measure what the mesh costs, and the simulator."),
     "chaos": Command("chaos.command", "Kill anything, any time, and audit what became of it."),

@@ -11,7 +11,7 @@ import typer
 
 from services.cli.caveats import scale_caveats
 from services.cli.console import EXIT_INTERRUPTED, print_json, stderr_console, stdout_console
-from services.cli.embedded import DEFAULT_ALPHA, EmbeddedParams, open_embedded
+from services.cli.embedded import EmbeddedParams, open_embedded
 from services.cli.interrupts import run_until_stopped
 from services.cli.options import (
     AlphaOption,
@@ -31,7 +31,7 @@ from services.cli.workload import Workload, WorkloadParams, build_workload, load
 from shared.domain.instance import InstanceSpec
 from shared.errors import ConfigError
 from shared.runtime.settings import MeshSettings
-from shared.scheduling.policies import DEFAULT_POLICY
+from shared.scheduling.policies import DEFAULT_ALPHA, DEFAULT_POLICY
 
 DEFAULT_TIME_SCALE = 10.0
 DEFAULT_FLEET = "hetero-1"

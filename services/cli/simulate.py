@@ -19,13 +19,12 @@ from services.cli.options import FleetOption, JsonOption, parse_scales
 from services.cli.plots import save
 from services.cli.report import seconds
 from shared.errors import ConfigError
-from shared.scheduling.policies import DEFAULT_POLICY
+from shared.scheduling.policies import DEFAULT_ALPHA, DEFAULT_POLICY
 from shared.simulation.capacity import fluid_capacity
 from shared.simulation.results import RunResult
 from shared.simulation.scenario import Scenario
 
 DEFAULT_RATE = "60%"
-DEFAULT_ALPHA = 0.1
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 

@@ -27,7 +27,7 @@ from shared.contracts.messages import LatencyEvent
 from shared.domain.instance import InstanceSpec
 from shared.runtime.settings import MeshSettings
 from shared.scheduling.judgement import Judgement, Replayed, judge, p95_interval_s
-from shared.scheduling.policies import DEFAULT_POLICY
+from shared.scheduling.policies import DEFAULT_ALPHA, DEFAULT_POLICY
 from shared.scheduling.tuning import TuningRules
 from shared.simulation.window_replay import (
     ReplayRequest,
@@ -258,7 +258,8 @@ def command(
             limit=None if window else queries,
         )
         found = _window(window, specs, params, queries)
-    current = alpha if alpha is not None else found.alpha if found.alpha is not None else 0.1
+    known = found.alpha if alpha is None else alpha
+    current = DEFAULT_ALPHA if known is None else known
     with stderr_console().status(f"replaying {len(found.queries):,} queries"):
         tuned = tune(found, specs, policy=policy, current=current, rules=rules)
     _show(tuned, out, is_json=json)

@@ -3,6 +3,7 @@
 import msgspec
 
 from shared.contracts.topics import STAGE_RESULTS
+from shared.runtime.settings import MAX_ATTEMPTS
 from shared.scheduling.policies import DEFAULT_ALPHA, DEFAULT_POLICY
 
 MIB = 1024 * 1024
@@ -45,7 +46,7 @@ class DispatcherParams(msgspec.Struct, frozen=True, kw_only=True):
         probe_interval_s: Time between recovery probes.
         dead_after_s: Silence, in the broker's time and covered by probes, after which an instance
             is dead.
-        max_attempts: Attempt number from which a call of a dead instance is given up.
+        max_attempts: Attempts of a call that may fail or lose their instance until it is given up.
     """
 
     dispatcher_id: str
@@ -76,4 +77,4 @@ class DispatcherParams(msgspec.Struct, frozen=True, kw_only=True):
     revoke_wait_s: float = 2.0
     probe_interval_s: float = 1.0
     dead_after_s: float = 6.0
-    max_attempts: int = 5
+    max_attempts: int = MAX_ATTEMPTS

@@ -9,6 +9,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from services.dispatcher.params import MIB, DispatcherParams
 from shared.contracts.topics import STAGE_RESULTS
+from shared.runtime.settings import MAX_ATTEMPTS
 from shared.scheduling.policies import DEFAULT_ALPHA, DEFAULT_POLICY, REGISTRY
 
 PositiveS = Annotated[float, Field(gt=0, le=1e9)]
@@ -85,8 +86,6 @@ class DispatcherSettings(BaseSettings):
     """Time between recovery probes, wall seconds."""
     dead_after_s: float = Field(default=6.0, gt=0, le=3_600)
     """Silence, covered by probes, after which an instance is dead, wall seconds."""
-    max_attempts: int = Field(default=5, ge=1, le=1_000)
-    """Attempt number from which a call of a dead instance is given up."""
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
@@ -103,6 +102,6 @@ class DispatcherSettings(BaseSettings):
             raise ValueError("dead_after_s must be at least three times probe_interval_s")
         return self
 
-    def params(self) -> DispatcherParams:
-        """Return these settings as the core takes them."""
-        return DispatcherParams(**self.model_dump())
+    def params(self, max_attempts: int = MAX_ATTEMPTS) -> DispatcherParams:
+        """Return these settings as the core takes them, with the mesh's number of attempts."""
+        return DispatcherParams(**self.model_dump(), max_attempts=max_attempts)

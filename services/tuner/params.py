@@ -2,6 +2,7 @@
 
 import msgspec
 
+from shared.scheduling.policies import DEFAULT_ALPHA
 from shared.scheduling.tuning import TuningRules
 
 
@@ -25,7 +26,7 @@ class TunerParams(msgspec.Struct, frozen=True, kw_only=True):
 
     tuner_id: str = "tuner"
     policy: str = "hexgen-flow"
-    initial_alpha: float = 0.1
+    initial_alpha: float = DEFAULT_ALPHA
     window_queries: int = 600
     lead_in: int = 300
     min_queries: int = 100

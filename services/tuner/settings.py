@@ -5,7 +5,7 @@ import socket
 from pydantic import Field, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from shared.scheduling.policies import DEFAULT_POLICY, REGISTRY
+from shared.scheduling.policies import DEFAULT_ALPHA, DEFAULT_POLICY, REGISTRY
 
 
 class TunerSettings(BaseSettings):
@@ -23,7 +23,7 @@ class TunerSettings(BaseSettings):
     """Names this tuner in what it publishes; the host name unless set."""
     policy: str = DEFAULT_POLICY
     """Registry name of the policy that is tuned."""
-    initial_alpha: float = Field(default=0.1, ge=0, le=1)
+    initial_alpha: float = Field(default=DEFAULT_ALPHA, ge=0, le=1)
     """α before the first decision."""
     window_queries: int = Field(default=600, ge=10, le=100_000)
     """Most queries a decision rests on."""

@@ -182,7 +182,7 @@ def _pool(fleet: Sequence[InstanceSpec], model: str) -> list[InstanceSpec]:
 def _schema_tokens(fleet: Sequence[InstanceSpec], model: str) -> int:
     """Return how much schema fits beside the rest of a prompt and the answer."""
     context = max(spec.max_context_tokens for spec in _pool(fleet, model))
-    return max(200, min(MAX_SCHEMA_TOKENS, int(0.7 * (context - PROMPT_ROOM_TOKENS))))
+    return max(200, min(MAX_SCHEMA_TOKENS, int(0.5 * (context - PROMPT_ROOM_TOKENS))))
 
 
 def _offers_structure(fleet: Sequence[InstanceSpec], model: str) -> bool:

@@ -4,15 +4,18 @@ from pathlib import Path
 
 import pytest
 
-from services.cli.embedded import DEFAULT_ALPHA
+from services.cli.embedded import EmbeddedParams
 from services.cli.options import mesh_settings
 from services.cli.processes import ProcessesParams, mesh_variables, service_commands
 from services.cli.workload import load_fleet
 from services.dispatcher.params import DispatcherParams
 from services.dispatcher.settings import DispatcherSettings
+from services.tuner.params import TunerParams
 from services.tuner.settings import TunerSettings
 from services.worker.settings import WorkerSettings
 from shared.runtime.settings import MeshSettings, load, variable_names
+from shared.scheduling.policies import DEFAULT_ALPHA
+from shared.simulation.scenario import Scenario
 
 SETTINGS = {
     "services.worker": (WorkerSettings, "WORKER_"),
@@ -70,5 +73,14 @@ def test_children_get_the_meshs_settings(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_alpha_has_one_default():
-    """The embedded mesh starts with the α that dispatchers start with."""
-    assert DispatcherParams(dispatcher_id="d").alpha == DEFAULT_ALPHA
+    """Dispatchers, tuners, the embedded mesh and the simulator start with the same α."""
+    fleet = load_fleet("hetero-1")
+    found = {
+        DispatcherParams(dispatcher_id="d").alpha,
+        DispatcherSettings.model_fields["alpha"].default,
+        TunerParams().initial_alpha,
+        TunerSettings.model_fields["initial_alpha"].default,
+        EmbeddedParams(fleet=fleet).alpha,
+        Scenario(queries=(), fleet=fleet).alpha,
+    }
+    assert found == {DEFAULT_ALPHA}
