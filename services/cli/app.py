@@ -30,6 +30,8 @@ COMMANDS = {
     "import": Command("import_trace", "Make a trace from OpenTelemetry spans or a CSV table."),
     "asyncapi": Command("asyncapi", "Print the message contract for producers in any language."),
     "chat": Command("chat", "Ask a real model one question, through the whole mesh."),
+    "profile": Command("profile", "Measure how fast a real engine is."),
+    "fidelity": Command("fidelity", "Compare the simulator with a real engine."),
     "model": Command("model", "Fetch the small real model for development and tests."),
     "ask": Command("text2sql.ask", "Ask a question about a database, in plain words."),
     "eval": Command("text2sql.evaluation", "Run a question file through the agent, and score it."),

@@ -23,6 +23,7 @@ from shared.simulation.latency_fit import ProbedCall
 
 OPENING_WORDS = 6
 MIXED_CALLS = 24
+LONGEST_PROMPT_S = 3.0
 
 Report = Callable[[int, int], None]
 
@@ -79,15 +80,20 @@ def quick_scale(spec: InstanceSpec) -> Scale:
 
 
 def full_scale(spec: InstanceSpec) -> Scale:
-    """Return the experiment that a profile rests on: a minute or two on a small model."""
-    longest = max(64, min(spec.max_context_tokens // 2, 4 * spec.max_batched_tokens))
-    lengths = sorted({16, 48, longest // 8, longest // 4, longest // 2, longest})
-    batches = [size for size in (2, 4, 8, 16, 32, 64) if size <= spec.max_num_seqs]
+    """Return the experiment that a profile rests on: a minute or two.
+
+    The longest prompt is one that the instance, by its description, computes in three seconds.
+    """
+    affordable = round(LONGEST_PROMPT_S / spec.latency.prefill_s_per_token)
+    longest = max(64, min(spec.max_context_tokens // 2, affordable))
+    lengths = sorted({12, 24, 48, longest // 4, longest // 2, longest})
+    batches = {size for size in (2, 4, 8, 16, 32, 64) if size <= spec.max_num_seqs}
     return Scale(
-        lengths=tuple(length for length in lengths if length >= 8),
-        batches=tuple(sorted({*batches, spec.max_num_seqs} - {1})[-4:]),
+        lengths=tuple(lengths),
+        batches=tuple(sorted({*batches, spec.max_num_seqs} - {1})[-5:]),
         output_tokens=24,
         mixed_calls=MIXED_CALLS,
+        repeats=3,
     )
 
 

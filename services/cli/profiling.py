@@ -1,0 +1,203 @@
+"""Profiles one instance: runs the designed experiment and fits its latency model."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from rich.table import Table
+
+from services.cli.probing import Plan, Prober, full_scale, plan_experiment
+from shared.domain.instance import InstanceSpec, LatencyModel
+from shared.errors import ConfigError, GenerationFailed
+from shared.ports import Engine
+from shared.simulation.latency_fit import FitErrors, LatencyFit, ProbedCall, fit_latency, modelled
+
+BLUE, ORANGE, GREY = "#0b6e99", "#d9730d", "#6b6b6b"
+
+Report = Callable[[int, int], None]
+
+
+class Profile(msgspec.Struct, frozen=True, kw_only=True):
+    """What an experiment says of an instance.
+
+    Attributes:
+        spec: The instance with the fitted speed.
+        fit: The fit, with its errors.
+        plan: What was run.
+        runs: What came of it.
+    """
+
+    spec: InstanceSpec
+    fit: LatencyFit
+    plan: Plan
+    runs: tuple[tuple[ProbedCall, ...], ...]
+
+
+async def profile_engine(
+    engine: Engine, spec: InstanceSpec, report: Report = lambda _, __: None, seed: int = 0
+) -> Profile:
+    """Run the experiment on an engine that nothing else uses, and fit its latency model.
+
+    Args:
+        engine: What is measured.
+        spec: Its description; its speed is a first guess, by which the mixed run is paced.
+        report: Told how many runs are done, of how many.
+        seed: Of the mixed run.
+
+    Raises:
+        ConfigError: A call failed: there is no profile then.
+    """
+    plan = plan_experiment(spec, full_scale(spec), seed)
+    prober = Prober(engine)
+    try:
+        await prober.warm_up()
+        runs = await prober.run(plan, report)
+    except* GenerationFailed as exc:
+        raise ConfigError(f"{spec.instance_id} cannot be profiled: {exc.exceptions[0]}") from exc
+    fit = await asyncio.to_thread(fit_latency, spec, runs)
+    return Profile(
+        spec=msgspec.structs.replace(spec, latency=fit.latency),
+        fit=fit,
+        plan=plan,
+        runs=tuple(map(tuple, runs)),
+    )
+
+
+def profile_table(profile: Profile) -> Table:
+    """Return the coefficients and how well they explain what was measured."""
+    latency, errors = profile.fit.latency, profile.fit.errors
+    table = Table(title=profile.spec.instance_id, title_justify="left", show_header=False)
+    table.add_column(style="bold")
+    table.add_column()
+    prompt_rate = 1.0 / latency.prefill_s_per_token
+    lone_rate = 1.0 / (latency.weights_s + latency.overhead_s + latency.seq_s)
+    for name, text in (
+        ("prompt", f"{prompt_rate:,.0f} tokens/s, {latency.chunk_waste_tokens} lost per chunk"),
+        ("one call", f"{lone_rate:,.1f} tokens/s"),
+        ("iteration", f"{1e3 * (latency.weights_s + latency.overhead_s):.2f} ms at least"),
+        ("each further call", f"+{1e3 * latency.seq_s:.3f} ms"),
+        ("1,000 KV tokens", f"+{1e6 * latency.kv_s_per_token:.3f} ms"),
+        ("error, first token", _share_text(errors.ttft_median, errors.ttft_p95)),
+        ("error, whole call", _share_text(errors.latency_median, errors.latency_p95)),
+        ("measured", f"{profile.fit.num_calls} calls in {len(profile.runs)} runs"),
+    ):
+        table.add_row(name, text)
+    return table
+
+
+def profile_json(profile: Profile) -> dict[str, Any]:
+    """Return the JSON object of `hexflow profile --json`."""
+    return {
+        "instance": msgspec.to_builtins(profile.spec),
+        "errors": errors_json(profile.fit.errors),
+        "calls": profile.fit.num_calls,
+        "runs": len(profile.runs),
+    }
+
+
+def errors_json(errors: FitErrors) -> dict[str, float]:
+    """Return fit errors as JSON."""
+    return {name: round(getattr(errors, name), 5) for name in FitErrors.__struct_fields__}
+
+
+def profile_figure(profile: Profile) -> Figure:
+    """Return the picture: first tokens by prompt, steps by batch, model against measurement."""
+    figure = Figure(figsize=(13.0, 4.2), dpi=130, layout="constrained")
+    errors = profile.fit.errors
+    figure.suptitle(
+        f"{profile.spec.instance_id}: {profile.fit.num_calls} calls measured, and the fitted model "
+        f"(median error {errors.latency_median:.1%}, first token {errors.ttft_median:.1%})",
+        fontsize=11,
+    )
+    prompts, steps, scatter = figure.subplots(1, 3)
+    for axes in (prompts, steps, scatter):
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(visible=True, alpha=0.25)
+    _draw_prompts(prompts, profile)
+    _draw_steps(steps, profile)
+    _draw_agreement(scatter, profile)
+    return figure
+
+
+def _draw_prompts(axes: Axes, profile: Profile) -> None:
+    lone = [run[0] for run in profile.runs if len(run) == 1]
+    found = sorted((one.input_tokens - one.cached_tokens, _ttft_s(one)) for one in lone)
+    axes.plot(*zip(*found, strict=True), "o", color=BLUE, label="measured")
+    lengths = np.unique(np.linspace(1, max(length for length, _ in found), 40).astype(int))
+    curve = [
+        modelled(profile.spec, profile.fit.latency, [_lone(int(length))])[0][0]
+        for length in lengths
+    ]
+    axes.plot(lengths, curve, color=ORANGE, label="model")
+    axes.set(title="a call alone", xlabel="prompt tokens computed", ylabel="first token, s")
+    axes.set_ylim(bottom=0)
+    axes.legend(frameon=False)
+
+
+def _draw_steps(axes: Axes, profile: Profile) -> None:
+    batches = [run for run in profile.runs if _is_batch(run)]
+    found = [(len(run), _step_s(run)) for run in batches]
+    if not found:
+        axes.set_visible(False)
+        return
+    axes.plot(*zip(*found, strict=True), "o", color=BLUE, label="measured")
+    expected = [
+        (len(run), _modelled_step_s(profile.spec, profile.fit.latency, run)) for run in batches
+    ]
+    axes.plot(*zip(*expected, strict=True), "x", color=ORANGE, label="model")
+    axes.set(title="calls together", xlabel="batch size", ylabel="time per token of a call, s")
+    axes.set_ylim(bottom=0)
+    axes.legend(frameon=False)
+
+
+def _draw_agreement(axes: Axes, profile: Profile) -> None:
+    pairs = [
+        (one.finished_s - one.started_s, whole_s)
+        for run in profile.runs
+        for one, (_, whole_s) in zip(
+            run, modelled(profile.spec, profile.fit.latency, run), strict=True
+        )
+    ]
+    axes.plot(*zip(*pairs, strict=True), "o", color=BLUE, alpha=0.6)
+    longest = max(max(pair) for pair in pairs)
+    axes.plot([0, longest], [0, longest], color=GREY, linewidth=1)
+    axes.set(title="every call", xlabel="measured, s", ylabel="modelled, s")
+
+
+def _is_batch(run: Sequence[ProbedCall]) -> bool:
+    return len(run) > 1 and max(call.started_s for call in run) < _ttft_s(run[0])
+
+
+def _step_s(run: Sequence[ProbedCall]) -> float:
+    steps = [(one.finished_s - one.first_token_s) / max(1, one.output_tokens - 1) for one in run]
+    return float(np.median(steps))
+
+
+def _modelled_step_s(spec: InstanceSpec, latency: LatencyModel, run: Sequence[ProbedCall]) -> float:
+    steps = [
+        (last_s - first_s) / max(1, one.output_tokens - 1)
+        for one, (first_s, last_s) in zip(run, modelled(spec, latency, run), strict=True)
+    ]
+    return float(np.median(steps))
+
+
+def _lone(input_tokens: int) -> ProbedCall:
+    return ProbedCall(
+        started_s=0.0,
+        first_token_s=0.0,
+        finished_s=0.0,
+        input_tokens=input_tokens,
+        output_tokens=2,
+    )
+
+
+def _ttft_s(call: ProbedCall) -> float:
+    return call.first_token_s - call.started_s
+
+
+def _share_text(half: float, most: float) -> str:
+    return f"{half:.1%} median, {most:.1%} P95"

@@ -1,0 +1,189 @@
+"""What a profile is made of, and what fidelity compares."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from services.cli.fidelity import METRICS, errors_of, noise_of, parse_loads
+from services.cli.fidelity_runs import (
+    CallTiming,
+    RunTimings,
+    knee_qps,
+    simulated_run,
+    small_queries,
+    with_arrivals,
+)
+from services.cli.probing import full_scale, plan_experiment, probe_call, quick_scale
+from services.cli.profile import write_profile
+from services.cli.profiling import profile_engine, profile_figure
+from services.cli.real_engines import choice_of
+from shared.adapters.clock import SystemClock
+from shared.adapters.replayed_prompts import ReplayedPrompts, prompt_of, with_prompt
+from shared.adapters.simulated_engine import SimulatedEngine
+from shared.contracts.messages import BoundCall, SimulatedLengths
+from shared.domain.instance import InstanceSpec, LatencyModel
+from shared.domain.trace import PrefixPart
+from shared.errors import ConfigError
+from shared.simulation.fleets import parse_fleet
+from tests.support.worker_bench import bound_call
+
+SPEC = InstanceSpec(
+    instance_id="cpu-0",
+    gpu="CPU",
+    max_num_seqs=4,
+    max_context_tokens=2_048,
+    max_batched_tokens=512,
+    kv_tokens=8_192,
+    latency=LatencyModel(prefill_s_per_token=0.012, weights_s=0.02, overhead_s=0.004),
+)
+
+
+def test_the_experiment_is_lengths_times_batches_times_prefixes():
+    """Lone calls of several lengths, batches up to the largest, cached prefixes, a mixed run."""
+    plan = plan_experiment(SPEC, full_scale(SPEC))
+    lone = {run[0].input_tokens for run in plan if len(run) == 1 and not run[0].prefix}
+    assert len(lone) >= 5
+    assert {2, 4} <= {len(run) for run in plan}
+    assert sum(bool(run[0].prefix) for run in plan) == 3
+    (mixed,) = (run for run in plan if len({call.after_s for call in run}) > 1)
+    assert len(mixed) >= 20
+
+
+@pytest.mark.parametrize("scale", [quick_scale, full_scale])
+@pytest.mark.parametrize("max_num_seqs", [1, 2, 64])
+def test_every_planned_call_fits(scale, max_num_seqs: int):
+    """No experiment asks for more context or memory than there is, or for too few calls."""
+    spec = msgspec.structs.replace(SPEC, max_num_seqs=max_num_seqs, max_context_tokens=256)
+    plan = plan_experiment(spec, scale(spec))
+    calls = [call for run in plan for call in run]
+    assert len(calls) >= 8
+    assert all(call.input_tokens + call.output_tokens < 256 for call in calls)
+    for run in plan:
+        used = sum(call.input_tokens + call.output_tokens for call in run)
+        is_batch = len(run) > 1 and {call.after_s for call in run} == {0.0}
+        assert used <= spec.kv_tokens or not is_batch
+
+
+def test_the_longest_prompt_is_one_of_a_few_seconds():
+    """A slow instance is not asked for prompts that take minutes."""
+    slow = full_scale(SPEC).lengths[-1] * SPEC.latency.prefill_s_per_token
+    assert slow < 4.0
+    quick = msgspec.structs.replace(SPEC.latency, prefill_s_per_token=1e-4)
+    assert full_scale(msgspec.structs.replace(SPEC, latency=quick)).lengths[-1] == 1_024
+
+
+def test_prompts_begin_alike_only_where_they_should():
+    """Equal prefix names give equal beginnings, other prompts differ from the first words on."""
+    part = (PrefixPart("shared", 40),)
+    one, two = prompt_of("a", 60, part).split(), prompt_of("b", 60, part).split()
+    assert one[:40] == two[:40]
+    assert one[40:] != two[40:]
+    assert len(one) == len(two) == 60
+    assert prompt_of("a", 30).split()[:8] != prompt_of("b", 30).split()[:8]
+    assert prompt_of("a", 30) == prompt_of("a", 30)
+
+
+def test_a_replayed_call_gets_a_prompt_and_others_pass():
+    """Lengths of a replay become a prompt and a held output; an ordinary call is unchanged."""
+    lengths = SimulatedLengths(input_tokens=25, output_tokens=7)
+    request = with_prompt(bound_call("a", simulated=lengths)).request
+    assert request.prompt is not None
+    assert (len(request.prompt.split()), request.max_tokens) == (25, 7)
+    assert request.extra["ignore_eos"] is True
+    assert request.simulated is None
+    plain = bound_call("b", simulated=None, prompt="hello")
+    assert with_prompt(plain) is plain
+
+
+def test_a_probe_is_a_call_like_any_other():
+    """A planned call has a prompt of its length and its output held."""
+    (planned, *_), *_ = plan_experiment(SPEC, quick_scale(SPEC))
+    call = probe_call(SPEC, planned, 1)
+    assert call.request.prompt is not None
+    assert len(call.request.prompt.split()) == planned.input_tokens
+    assert call.request.max_tokens == planned.output_tokens
+
+
+async def test_a_profile_is_measured_written_and_drawn(tmp_path: Path):
+    """The experiment runs on any engine; what it finds is a fleet file that loads again."""
+    fast = LatencyModel(prefill_s_per_token=1e-4, weights_s=1e-3)
+    spec = msgspec.structs.replace(SPEC, latency=fast, max_context_tokens=512)
+    steps: list[tuple[int, int]] = []
+    async with SimulatedEngine.open(spec, SystemClock()) as engine:
+        simulated = _Simulating(engine)
+        profile = await profile_engine(simulated, spec, lambda *step: steps.append(step))
+    assert profile.fit.num_calls == sum(map(len, profile.plan)) == sum(map(len, profile.runs))
+    assert steps[-1] == (len(profile.plan), len(profile.plan))
+    path = tmp_path / "deep" / "fleet.toml"
+    write_profile([profile], path)
+    assert parse_fleet(path.read_bytes()) == (profile.spec,)
+    assert profile_figure(profile).axes
+
+
+class _Simulating(ReplayedPrompts):
+    """Gives probes the lengths that a simulated engine goes by."""
+
+    def generate(self, call: BoundCall, engine_id: str):
+        """Run one call."""
+        prompt = call.request.prompt or ""
+        lengths = SimulatedLengths(
+            input_tokens=len(prompt.split()), output_tokens=call.request.max_tokens or 1
+        )
+        request = msgspec.structs.replace(call.request, simulated=lengths)
+        return self._engine.generate(msgspec.structs.replace(call, request=request), engine_id)
+
+
+def test_the_workload_fits_the_instance_and_is_not_the_experiment():
+    """Queries of several stages whose prompts an instance computes in about half a second."""
+    queries = small_queries(SPEC, 30, seed=1)
+    assert queries == small_queries(SPEC, 30, seed=1)
+    calls = [call for query in queries for stage in query.stages for call in stage.calls]
+    assert max(call.input_tokens + call.output_tokens for call in calls) < 1_024
+    assert {len(query.stages) for query in queries} == {3, 4}
+    probed = {call.input_tokens for run in plan_experiment(SPEC, full_scale(SPEC)) for call in run}
+    assert len({call.input_tokens for call in calls} - probed) > 20
+
+
+def test_at_the_knee_the_simulated_instance_is_busy():
+    """Load is a share of the rate that saturates: waiting grows with it."""
+    queries = small_queries(SPEC, 40, seed=1)
+    knee = knee_qps(queries, SPEC)
+    times = [
+        simulated_run(with_arrivals(queries, SPEC, load * knee, 0), SPEC).call_latency_s(50)
+        for load in (0.1, 0.5, 1.0)
+    ]
+    assert times[0] < times[1] < times[2]
+
+
+def _run(scale: float) -> RunTimings:
+    calls = tuple(
+        CallTiming(first_token_s=scale * n, end_s=scale * 2 * n, output_tokens=n + 1)
+        for n in range(1, 101)
+    )
+    return RunTimings(calls=calls, queries_s=tuple(scale * n for n in range(1, 101)))
+
+
+def test_errors_are_shares_of_what_was_measured():
+    """A simulator that says 10% too much everywhere is off by 10% in every metric."""
+    errors = errors_of(_run(1.1), [_run(0.95), _run(1.05)])
+    assert set(errors) == set(METRICS)
+    assert list(errors.values()) == pytest.approx([0.1] * len(METRICS))
+    assert noise_of([_run(0.95), _run(1.05)]) == pytest.approx(0.05)
+
+
+@pytest.mark.parametrize("text", ["", "0", "1.5", "half", "0.3,-1"])
+def test_wrong_loads_are_refused(text: str):
+    """A load is a share of the knee."""
+    with pytest.raises(ConfigError):
+        parse_loads(text)
+
+
+def test_engines_are_chosen_by_options(monkeypatch: pytest.MonkeyPatch):
+    """No option means simulated engines; the servers' key comes from the environment."""
+    monkeypatch.setenv("OPENAI_API_KEY", "secret")
+    assert choice_of(None, None) is None
+    assert choice_of("simulated", []) is None
+    chosen = choice_of(None, ["http://a:1"])
+    assert chosen is not None
+    assert (chosen.urls, chosen.api_key) == (("http://a:1",), "secret")
