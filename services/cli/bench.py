@@ -2,7 +2,7 @@
 
 import typer
 
-from services.cli import bench_mesh, bench_simulator, bench_stationary, bench_tuner
+from services.cli import bench_gateway, bench_mesh, bench_simulator, bench_stationary, bench_tuner
 
 app = typer.Typer(
     help="Measure what the mesh costs, and the simulator.",
@@ -18,6 +18,7 @@ def bench() -> None:
 
 
 app.command("mesh")(bench_mesh.command)
+app.command("gateway")(bench_gateway.command)
 app.command("simulator")(bench_simulator.command)
 app.command("tuner")(bench_tuner.command)
 app.command("stationary")(bench_stationary.command)

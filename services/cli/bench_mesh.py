@@ -112,10 +112,11 @@ async def _on_processes(
             try:
                 yield mesh, lambda: _cpu_of({**mesh.pids, "producer": os.getpid()})
             finally:
-                await _delete_topics(mesh, prefix)
+                await delete_topics(mesh, prefix)
 
 
-async def _delete_topics(mesh: ProcessMesh, prefix: str) -> None:
+async def delete_topics(mesh: ProcessMesh, prefix: str) -> None:
+    """Stop a mesh's services and delete its topics."""
     await asyncio.to_thread(mesh.stop_services)
     names = [name for name in await mesh.broker.describe_topics() if name.startswith(prefix)]
     await mesh.broker.delete_topics(names)

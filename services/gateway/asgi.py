@@ -65,42 +65,47 @@ async def read_body(request: Request, *, max_bytes: int, timeout_s: float) -> by
 
 
 async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """Return what `work` returns, and cancel it when the client goes away.
+    """Return what `work` returns; cancel it when the client goes away.
 
     Raises:
         ClientGoneError: The client went first.
     """
+    task = asyncio.current_task()
+    assert task is not None  # noqa: S101 - a coroutine that is awaited runs in a task
+    watch = _Watch(task)
+    results: list[T] = []
+    errors: list[Exception] = []
     async with asyncio.TaskGroup() as group:
-        gone = group.create_task(_gone(receive), name="watch-client")
-        doing = group.create_task(_kept(work), name="answer")
-        await asyncio.wait((gone, doing), return_when=asyncio.FIRST_COMPLETED)
-        is_done = doing.done()
-        gone.cancel()
-        doing.cancel()
-    if not is_done:
+        watcher = group.create_task(watch.run(receive), name="watch-client")
+        try:
+            results.append(await work)
+        except asyncio.CancelledError:
+            if not watch.is_gone or task.uncancel() > watch.num_cancels_before:
+                raise
+        except Exception as exc:  # noqa: BLE001 - raised again below, outside the group
+            errors.append(exc)
+        finally:
+            watcher.cancel()
+    if errors:
+        raise errors[0]
+    if not results:
         raise ClientGoneError
-    result = doing.result()
-    if isinstance(result, _Raised):
-        raise result.error
-    return result
+    return results[0]
 
 
-class _Raised(msgspec.Struct):
-    """An exception as a value, so that it leaves the task group as it was raised."""
+class _Watch:
+    """Waits for a client to leave, and then cancels the task that works for it."""
 
-    error: Exception
+    def __init__(self, task: "asyncio.Task[Any]") -> None:
+        self._task = task
+        self.num_cancels_before = task.cancelling()
+        self.is_gone = False
 
-
-async def _kept(work: Coroutine[Any, Any, T]) -> T | _Raised:
-    try:
-        return await work
-    except Exception as exc:  # noqa: BLE001 - raised again by `unless_gone`
-        return _Raised(exc)
-
-
-async def _gone(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+    async def run(self, receive: Receive) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self.is_gone = True
+        self._task.cancel()
 
 
 async def send_json(send: Send, value: object, *, status: int = 200, headers: Headers = ()) -> None:

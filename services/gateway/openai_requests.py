@@ -73,8 +73,7 @@ def parse_object(raw: bytes) -> dict[str, Any]:
         Problem: It is no UTF-8, no JSON, no object, or nested too deep.
     """
     try:
-        raw.decode("utf-8", errors="strict")
-        value = msgspec.json.decode(raw)
+        value = msgspec.json.decode(raw.decode("utf-8", errors="strict"))
     except UnicodeDecodeError as exc:
         raise Problem(400, "the body is not UTF-8", code="invalid_utf8") from exc
     except (msgspec.DecodeError, RecursionError) as exc:

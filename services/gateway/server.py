@@ -107,6 +107,7 @@ async def serving(
         ws="none",
         log_config=None,
         access_log=False,
+        proxy_headers=False,
         lifespan="off",
         server_header=False,
         date_header=False,
