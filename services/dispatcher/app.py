@@ -60,7 +60,7 @@ async def run(mesh: MeshSettings, settings: DispatcherSettings, stop: asyncio.Ev
             broker=broker,
             clock=clock,
             topics=topics,
-            params=settings.params(),
+            params=settings.params(mesh.max_attempts),
             metrics=metrics,
             health=health,
         )

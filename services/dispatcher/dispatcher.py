@@ -164,7 +164,12 @@ class Dispatcher:
         await partitions.commit()
         for name in ("intake", "plan"):
             self._health.retire(name)
-        log.info("dispatcher_drained", waiting=self._book.num_waiting)
+        log.info(
+            "dispatcher_drained",
+            dispatcher_id=self._params.dispatcher_id,
+            waiting=self._book.num_waiting,
+            totals=self._metrics.totals(),
+        )
 
     # Reading.
 

@@ -165,9 +165,12 @@ class Rescue:
                 await self._refuse(record, exc)
                 finish()
             return
-        request = msgspec.structs.replace(bound.request, attempt=bound.request.attempt + 1)
+        failures = bound.request.failures + self._has_crashed
+        request = msgspec.structs.replace(
+            bound.request, attempt=bound.request.attempt + 1, failures=failures
+        )
         with suppress(BrokerUnavailable):  # told to end: left unfinished for the next owner
-            if self._has_crashed and request.attempt > self._params.max_attempts:
+            if self._has_crashed and failures >= self._params.max_attempts:
                 await self._give_up(bound, record)
             else:
                 await self._publish(request, record)

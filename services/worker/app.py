@@ -67,7 +67,7 @@ async def run(mesh: MeshSettings, settings: WorkerSettings, stop: asyncio.Event)
                 engine=engine,
                 clock=clock,
                 topics=topics,
-                params=settings.params(engine.spec, mesh.drain_s),
+                params=settings.params(engine.spec, mesh.drain_s, mesh.max_attempts),
                 metrics=metrics,
                 health=health,
             )

@@ -99,11 +99,17 @@ def next_attempt_of(held: HeldCall, failed_on: str = "") -> StageRequest:
 
     Args:
         held: The call.
-        failed_on: The instance, where its engine failed the call; others are preferred then.
+        failed_on: The instance, where its engine failed the call: others are preferred then, and
+            the attempt counts as failed.
     """
     before = held.request.failed_on
     after = before if not failed_on or failed_on in before else (*before, failed_on)
-    return msgspec.structs.replace(held.request, attempt=held.attempt + 1, failed_on=after)
+    return msgspec.structs.replace(
+        held.request,
+        attempt=held.attempt + 1,
+        failed_on=after,
+        failures=held.request.failures + bool(failed_on),
+    )
 
 
 def times_of(held: HeldCall) -> CallTimes:

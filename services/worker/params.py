@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from shared.runtime.settings import MAX_ATTEMPTS
+
 MIB = 1024 * 1024
 LOOK_PAST = 4
 MAX_PASSES = 16
@@ -24,8 +26,8 @@ class WorkerParams:
     """Most calls held waiting; at the bound the worker stops reading its topic."""
     queue_bytes: int = 256 * MIB
     """Most bytes of records held; likewise."""
-    max_attempts: int = 3
-    """A call whose generation failed is handed back while it has had fewer attempts than this."""
+    max_attempts: int = MAX_ATTEMPTS
+    """Attempts of a call that may fail or lose their instance until it ends failed."""
     look_past: int = LOOK_PAST
     """While the engine has no room for the most urgent call, so many that lack room at a time are
     looked past for one that fits; each is passed over `MAX_PASSES` times at most."""

@@ -298,7 +298,8 @@ class Runner:
         elif isinstance(result, Finished):
             verdict = Verdict(kind="completed", finished=result)
         elif self._may_try_again(held, result):
-            await life.endings.hand_back(held, result.reason, failed=True)
+            has_failed = result.reason != InstanceLost.reason  # else it was only cut off
+            await life.endings.hand_back(held, result.reason, failed=has_failed)
             return
         else:
             verdict = Verdict(kind="failed", reason=result.reason, detail=result.detail)
@@ -307,11 +308,13 @@ class Runner:
     def _may_try_again(self, held: HeldCall, failed: Failed) -> bool:
         if held.num_forwarded > 0 or failed.is_final:
             return False
-        if failed.blames_instance:
+        if failed.reason == InstanceLost.reason:
             return True
         params = self._life.params
+        if held.request.failures + 1 >= params.max_attempts:
+            return False
         give_up_at_s = held.call.deadline_s + params.evict_after_s
-        return held.attempt + 1 < params.max_attempts and self._life.clock.now_s() < give_up_at_s
+        return failed.blames_instance or self._life.clock.now_s() < give_up_at_s
 
 
 def cut_off(held: HeldCall, cut: Cut) -> None:

@@ -11,6 +11,7 @@ from services.worker.engines import EngineKind, OpenAISettings
 from services.worker.params import LOOK_PAST, MIB, WorkerParams
 from shared.domain.instance import InstanceSpec
 from shared.errors import ConfigError
+from shared.runtime.settings import MAX_ATTEMPTS
 from shared.simulation.fleets import BUILTIN_GPUS, INSTANCE_ID, builtin_fleet, parse_fleet
 
 NOT_PARAMS = frozenset({"engine", "fleet", "fleet_file", "fault_file", "openai"})
@@ -45,8 +46,6 @@ class WorkerSettings(BaseSettings):
     """Most calls held waiting; at the bound the worker stops reading its topic."""
     queue_bytes: int = Field(default=256 * MIB, ge=MIB)
     """Most bytes of calls held waiting; likewise."""
-    max_attempts: int = Field(default=3, ge=1, le=100)
-    """A failed generation is handed back while its call had fewer attempts."""
     look_past: int = Field(default=LOOK_PAST, ge=0, le=64)
     """Calls the engine has no room for that are looked past to find one that fits."""
     evict_after_s: float = Field(default=3_600.0, ge=0, le=30 * 86_400)
@@ -119,17 +118,20 @@ class WorkerSettings(BaseSettings):
             )
         return by_id[self.instance_id]
 
-    def params(self, spec: InstanceSpec, mesh_drain_s: float) -> WorkerParams:
+    def params(
+        self, spec: InstanceSpec, mesh_drain_s: float, max_attempts: int = MAX_ATTEMPTS
+    ) -> WorkerParams:
         """Return these settings as the core takes them.
 
         Args:
             spec: The instance; its batch size is the capacity unless one is set.
             mesh_drain_s: Wall seconds until the process is cut off after a signal; running calls
                 get what is left when the time to hand back and say goodbye is taken off.
+            max_attempts: The mesh's.
         """
         own = self.model_dump(exclude=set(NOT_PARAMS))
         drain_s = own.pop("drain_s")
         if drain_s is None:
             drain_s = max(0.0, mesh_drain_s - 2 * self.abort_s)
         capacity = own.pop("capacity") or spec.max_num_seqs
-        return WorkerParams(**own, drain_s=drain_s, capacity=capacity)
+        return WorkerParams(**own, drain_s=drain_s, capacity=capacity, max_attempts=max_attempts)

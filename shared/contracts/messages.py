@@ -119,6 +119,8 @@ class StageRequest(Message, frozen=True, kw_only=True, tag="stage_request"):
         t_slo_s: The stage's budget, seconds, frozen when the stage became ready; may be negative.
         slo_defaulted: Whether `slo_s` was filled in by the mesh.
         failed_on: Instances whose engine failed an earlier attempt; others are preferred.
+        failures: Attempts that failed, or under which an instance died; a call that was only handed
+            back by a leaving instance did not fail.
     """
 
     request_id: Id
@@ -150,6 +152,7 @@ class StageRequest(Message, frozen=True, kw_only=True, tag="stage_request"):
     t_slo_s: Finite | None = None
     slo_defaulted: bool = False
     failed_on: tuple[InstanceId, ...] = ()
+    failures: Annotated[int, Meta(ge=0, le=1_000)] = 0
 
     @property
     def effective_query_id(self) -> str:

@@ -22,6 +22,7 @@ from shared.contracts.topics import DAY_S, MAX_MESSAGE_BYTES, Topics
 from shared.errors import ConfigError
 
 MESH_PREFIX = "HEXFLOW_"
+MAX_ATTEMPTS = 5
 NOT_SETTINGS = frozenset(  # read by tools around the mesh, not by services
     {
         "HEXFLOW_CACHE_DIR",
@@ -155,6 +156,8 @@ class MeshSettings(BaseSettings):
     probes: ProbeSettings = ProbeSettings()
     time_scale: float = Field(default=1.0, gt=0, le=1_000)
     """Mesh seconds per wall second; above 1 only with simulated engines."""
+    max_attempts: int = Field(default=MAX_ATTEMPTS, ge=1, le=100)
+    """Attempts of a call that may fail, or lose their instance, until it ends failed."""
     drain_s: float = Field(default=30.0, gt=0, le=3_600)
     """Time from the stop signal until a service is cut off, wall seconds."""
 

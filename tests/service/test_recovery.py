@@ -175,18 +175,21 @@ async def test_leftovers_of_an_instance_that_left_go_back_without_a_fence(mesh: 
         await instance.say("gone")
         await mesh.pass_time_until(lambda: _handed_back(mesh))
     assert await _handed_back(mesh) == [("r1", 1)]
+    assert (await mesh.requests())[-1].failures == 0
     assert await _fences(mesh) == []
 
 
 async def test_a_call_under_which_too_many_instances_died_ends_failed(mesh: Mesh):
     """A call that kills its instance does not kill the fleet one by one."""
     instance = await mesh.instance("a")
-    killer = make_request("killer", attempt=2, ready_at_s=1.0, t_slo_s=5.0, arrival_s=1.0)
+    killer = make_request(
+        "killer", attempt=7, failures=1, ready_at_s=1.0, t_slo_s=5.0, arrival_s=1.0
+    )
     async with mesh.running(dead_after_s=DEAD_AFTER_S, max_attempts=2):
         await mesh.submit(killer)
         await mesh.until(lambda: _bound(instance, 1))
         (outcome,) = await mesh.pass_time_until(mesh.outcomes)
-    assert (outcome.kind, outcome.reason, outcome.attempt) == ("failed", "instance_lost", 2)
+    assert (outcome.kind, outcome.reason, outcome.attempt) == ("failed", "instance_lost", 7)
     assert outcome.instance_id == "a"
 
 

@@ -123,7 +123,7 @@ async def test_last_attempt_fails_for_good(bench: Bench) -> None:
     """A call that failed at its last attempt ends failed, with the engine's reason."""
     async with bench.worker():
         bench.engine.fail_next(1)
-        await bench.send(bound_call("a", attempt=2))
+        await bench.send(bound_call("a", attempt=2, failures=4))
         (outcome,) = await bench.outcomes_once(1)
     assert (outcome.kind, outcome.reason, outcome.attempt) == ("failed", "generation_failed", 2)
     assert await bench.handed_back() == []

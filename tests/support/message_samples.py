@@ -69,6 +69,7 @@ REQUEST = StageRequest(
     ready_at_s=100.0,
     t_slo_s=-3.5,
     slo_defaulted=True,
+    failures=1,
 )
 SPEC = InstanceSpec(
     instance_id="a100-0",
