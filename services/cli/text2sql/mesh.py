@@ -7,7 +7,7 @@ import asyncio
 import os
 import secrets
 import zlib
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +25,7 @@ from services.text2sql.params import AgentParams
 from services.text2sql.samples.writing import SAMPLES, Question, sample_file
 from services.text2sql.scripted.engine import ScriptedEngine
 from services.text2sql.scripted.model import ScriptedModel
-from services.text2sql.sql.drivers import Limits
+from services.text2sql.sql.drivers import Limits, open_driver
 from shared.adapters.local_kafka import default_cache_dir
 from shared.adapters.redis_store import RedisParams, RedisStore
 from shared.contracts.topics import QUERY_RESULTS
@@ -190,18 +190,17 @@ def _offers_structure(fleet: Sequence[InstanceSpec], model: str) -> bool:
 
 
 def database_named(text: str) -> tuple[str, str]:
-    """Return name and address of a database: a sample's name, or an address.
+    """Return name and address of a database: a sample's name, a SQLite file, or an address.
 
     A sample is generated into the cache folder when it is not there yet.
+
+    Raises:
+        ConfigError: It is no address of a database that is supported, or there is no such file.
     """
     if text in SAMPLES:
         return text, sample_file(text, default_cache_dir(os.environ) / "samples")
     path = Path(text)
-    if "://" not in text and path.suffix in (".db", ".sqlite", ".sqlite3"):
-        return path.stem, f"sqlite:///{path}"
-    return "database", text
-
-
-def databases_named(texts: Sequence[str]) -> Mapping[str, str]:
-    """Return the databases that a command names, by name."""
-    return dict(database_named(text) for text in texts)
+    is_file = "://" not in text and path.suffix in (".db", ".sqlite", ".sqlite3")
+    name, url = (path.stem, f"sqlite:///{path}") if is_file else ("database", text)
+    open_driver(url, Limits()).engine.dispose()  # tells what is wrong before anything is started
+    return name, url
