@@ -92,6 +92,11 @@ class CallDesk:
         """Calls that have a client."""
         return self._clients.total()
 
+    @property
+    def num_reading(self) -> int:
+        """Calls whose chunks are read."""
+        return len(self._chunks)
+
     @asynccontextmanager
     async def call(self, request: StageRequest, late_s: float) -> AsyncIterator[OpenCall]:
         """Submit a call; when the block ends before its outcome, it is cancelled on the mesh.

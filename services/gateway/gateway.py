@@ -118,8 +118,8 @@ class Gateway:
 
     async def serve(self, sock: socket.socket, stop: asyncio.Event) -> None:
         """Serve on a listening socket until `stop` is set."""
-        async with AsyncExitStack() as stack:
-            start = await stack.enter_async_context(_background())
+        # Whatever reads ends before its consumer is closed: tasks inside, consumers outside.
+        async with AsyncExitStack() as stack, _background() as start:
             await self._follow_tables(stack, start)
             await self._follow_tail(stack, start, LATENCY_EVENTS, self._on_event, MAX_EVENTS)
             await self._follow_tail(stack, start, DEAD_LETTERS, self.letters.take, MAX_LETTERS)

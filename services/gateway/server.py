@@ -30,32 +30,41 @@ class PatientProtocol(HttpToolsProtocol):
         """Begin to wait for the first head."""
         self._head_timer: asyncio.TimerHandle | None = None
         self._num_head_bytes = 0
+        self._is_in_message = False
         super().connection_made(transport)
         self._expect_head()
 
     def data_received(self, data: bytes) -> None:
         """Take bytes; the time for a head runs from its first byte, or from the connection."""
         super().data_received(data)
-        if not self._is_between_requests():
+        if self._is_answering():
             self._stop_expecting()
             return
-        self._num_head_bytes += len(data)
-        if self._num_head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
-            self.transport.close()
+        if not self._is_in_message:
+            self._num_head_bytes += len(data)
+            if self._num_head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
+                self.transport.close()
         self._expect_head()
 
     def on_headers_complete(self) -> None:
         """Take a complete head."""
+        self._is_in_message = True
         self._stop_expecting()
         super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """Take the end of a body."""
+        self._is_in_message = False
+        super().on_message_complete()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End."""
         self._stop_expecting()
         super().connection_lost(exc)
 
-    def _is_between_requests(self) -> bool:
-        return self.cycle is None or bool(self.cycle.response_complete)
+    def _is_answering(self) -> bool:
+        """Return whether a request is being answered: its handler bounds the time then."""
+        return self.cycle is not None and not self.cycle.response_complete
 
     def _expect_head(self) -> None:
         if self._head_timer is None:
@@ -69,7 +78,7 @@ class PatientProtocol(HttpToolsProtocol):
 
     def _give_up(self) -> None:
         self._head_timer = None
-        if self._is_between_requests() and not self.transport.is_closing():
+        if not self._is_answering() and not self.transport.is_closing():
             self.transport.close()
 
 
