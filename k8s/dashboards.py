@@ -93,6 +93,40 @@ ROWS: dict[str, list[Panel]] = {
             width=12,
         ),
     ],
+    "Questions and clients": [
+        Panel(
+            "Questions under way",
+            "short",
+            {"sum(hexflow_queries_open)": "open"},
+            "At the agents.",
+            width=6,
+        ),
+        Panel(
+            "Questions ended",
+            "ops",
+            {
+                "sum by (workflow, kind) (rate(hexflow_queries_ended_total[5m]))": (
+                    "{{workflow}} {{kind}}"
+                )
+            },
+            width=6,
+        ),
+        Panel(
+            "HTTP requests",
+            "ops",
+            {"sum by (status) (rate(hexflow_http_requests_total[1m]))": "{{status}}"},
+            width=6,
+        ),
+        Panel(
+            "HTTP, P95 to the end of the answer",
+            "s",
+            {
+                "histogram_quantile(0.95, sum by (le, kind) "
+                "(rate(hexflow_http_request_seconds_bucket[5m])))": "{{kind}}"
+            },
+            width=6,
+        ),
+    ],
     "Calls": [
         Panel(
             "Outcomes",

@@ -7,6 +7,8 @@ import kubernetes_validate
 import pytest
 
 from services.dispatcher.settings import DispatcherSettings
+from services.gateway.settings import GatewaySettings
+from services.text2sql.settings import AgentSettings
 from services.tuner.settings import TunerSettings
 from services.worker.settings import WorkerSettings
 from shared.runtime.settings import MESH_PREFIX, MeshSettings, variable_names
@@ -18,7 +20,11 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1_800)]
 KUBERNETES = ("1.35", "1.36", "1.37")
 FOREIGN = {"ServiceMonitor", "PrometheusRule", "ScaledObject"}
 """Kinds of other projects, which Kubernetes' own schemas do not know."""
+OPEN = "--set=gateway.allowAnonymous=true"
 EVERYTHING = [
+    OPEN,
+    "--set=text2sql.enabled=true,text2sql.databases.secretName=databases",
+    "--set=gateway.ingress.enabled=true,gateway.ingress.host=llm.example.com",
     "--set=monitoring.serviceMonitor.enabled=true",
     "--set=monitoring.rules.enabled=true",
     "--set=monitoring.dashboards.enabled=true",
@@ -29,10 +35,12 @@ SETTINGS = (
     | variable_names(DispatcherSettings, "DISPATCHER_")
     | variable_names(WorkerSettings, "WORKER_")
     | variable_names(TunerSettings, "TUNER_")
+    | variable_names(GatewaySettings, "GATEWAY_")
+    | variable_names(AgentSettings, "TEXT2SQL_")
 )
 NOT_IN_A_POD = {"HEXFLOW_KAFKA__CLIENT_ID", "HEXFLOW_REDIS__KEY_PREFIX"}
 VALUES = {example.stem: [f"--values={example}"] for example in EXAMPLES} | {
-    "defaults": [],
+    "defaults": [OPEN],
     "everything": EVERYTHING,
 }
 
@@ -53,6 +61,15 @@ def containers(manifests: list[dict[str, Any]]) -> list[dict[str, Any]]:
         for one in manifests
         if one["kind"] in {"Deployment", "StatefulSet", "Job"}
         for container in one["spec"]["template"]["spec"]["containers"]
+    ]
+
+
+def worker_sets(manifests: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the sets of the worker pools."""
+    return [
+        one
+        for one in manifests
+        if one["kind"] == "StatefulSet" and "hexflow/pool" in one["metadata"]["labels"]
     ]
 
 
@@ -109,7 +126,7 @@ def test_pods_get_longer_than_a_drain_takes(helm: Helm, values: str):
 
 def test_probes_ask_for_progress(helm: Helm):
     """Every service's pod is restarted by `/live` and gets work by `/ready`."""
-    for container in containers(helm.manifests()):
+    for container in containers(helm.manifests(OPEN)):
         if container["name"] != "topics":
             assert container["livenessProbe"]["httpGet"]["path"] == "/live"
             assert container["readinessProbe"]["httpGet"]["path"] == "/ready"
@@ -126,6 +143,7 @@ def test_variables_are_settings_and_the_other_way_round(helm: Helm):
     }
     assert used <= SETTINGS
     secured = [
+        OPEN,
         "--set=kafka.securityProtocol=SASL_SSL,kafka.credentials.secretName=a",
         "--set=kafka.tls.secretName=b,kafka.tls.certKey=c,kafka.tls.keyKey=d",
         "--set=redis.credentials.secretName=e,redis.credentials.usernameKey=f",
@@ -137,7 +155,9 @@ def test_variables_are_settings_and_the_other_way_round(helm: Helm):
         for variable in container["env"]
     }
     tuned_elsewhere = {
-        name for name in SETTINGS if name.endswith(("TIMEOUT_S", "MAX_CONNECTIONS"))
+        name
+        for name in variable_names(MeshSettings, MESH_PREFIX)
+        if name.endswith(("TIMEOUT_S", "MAX_CONNECTIONS"))
     } - {"HEXFLOW_KAFKA__SESSION_TIMEOUT_S"}
     missing = {n for n in variable_names(MeshSettings, MESH_PREFIX) if "__" in n} - set_by_values
     assert missing == tuned_elsewhere | NOT_IN_A_POD
@@ -169,7 +189,7 @@ def test_every_pod_of_a_pool_finds_itself_in_its_fleet(helm: Helm):
     }
     (first, _) = fleets["prod-hexflow-worker-a100"]
     assert (first.model, first.max_num_seqs, first.gpu) == ("llama-3.1-70b", 128, "A100")
-    sets = {one["metadata"]["name"] for one in manifests if one["kind"] == "StatefulSet"}
+    sets = {one["metadata"]["name"] for one in worker_sets(manifests)}
     assert sets == set(ids)
 
 
@@ -180,7 +200,7 @@ def test_a_pool_can_describe_its_instances_in_full(helm: Helm):
         '"kv_tokens":1900000,"features":["tools"],"prefix_caching":false,'
         '"latency":{"prefill_s_per_token":8e-5,"weights_s":0.021}}}]'
     )
-    (fleet,) = [one for one in helm.manifests(told) if one["kind"] == "ConfigMap"]
+    (fleet,) = [one for one in helm.manifests(OPEN, told) if one["kind"] == "ConfigMap"]
     (spec,) = parse_fleet(fleet["data"]["fleet.toml"].encode(), "fleet.toml")
     assert (spec.kv_tokens, spec.prefix_caching) == (1_900_000, False)
     assert (spec.latency.prefill_s_per_token, spec.latency.weights_s) == (8e-5, 0.021)
@@ -194,7 +214,7 @@ def test_autoscaling_goes_by_seconds_of_work(helm: Helm):
     for one in scalers:
         (metric,) = one["spec"]["metrics"]
         assert metric["pods"]["metric"]["name"] == "hexflow_backlog_seconds"
-    assert all("replicas" not in one["spec"] for one in manifests if one["kind"] == "StatefulSet")
+    assert all("replicas" not in one["spec"] for one in worker_sets(manifests))
 
 
 WRONG = {
@@ -226,6 +246,14 @@ WRONG = {
     "SASL without a Secret": (
         "--set=kafka.securityProtocol=SASL_SSL",
         "a Secret with the SASL user and password",
+    ),
+    "a gateway for everybody by accident": (
+        "--set=gateway.replicas=1",
+        "gateway.keys.secretName",
+    ),
+    "an agent without databases": (
+        "--set=text2sql.enabled=true,gateway.allowAnonymous=true",
+        "text2sql.databases.secretName",
     ),
 }
 

@@ -4,6 +4,7 @@ Only what a machine without containers cannot have differs: host names, and port
 may share and processes may not.
 """
 
+import json
 import re
 import signal
 import socket
@@ -56,6 +57,8 @@ class Cluster:
                     "HEXFLOW_PROBES__PORT": free_port(),
                     "HEXFLOW_TOPICS__PREFIX": f"compose-{folder.name}.",
                 }
+                if "GATEWAY_PORT" in service["environment"]:
+                    changes |= {"GATEWAY_HOST": "127.0.0.1", "GATEWAY_PORT": free_port()}
                 process = ComposeProcess(full, service, hosts, folder, changes)
                 is_service = "test" in service["healthcheck"]
                 (self.running if is_service else self.once)[full] = process
@@ -105,6 +108,19 @@ class Cluster:
                 process.stop(limit_s=60.0)
 
 
+def ask_gateway(gateway: ComposeProcess) -> int:
+    """Send the gateway a call as an OpenAI client would; returns the tokens of the answer."""
+    body = {"model": "default", "messages": [{"role": "user", "content": "Which team won?"}]}
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{gateway.environment['GATEWAY_PORT']}/v1/chat/completions",
+        data=json.dumps(body | {"max_tokens": 20}).encode(),
+        headers={"content-type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=WITHIN_S) as answer:  # noqa: S310 - loopback
+        tokens: int = json.loads(answer.read())["usage"]["completion_tokens"]
+        return tokens
+
+
 @pytest.fixture
 def cluster(
     kafka_server: KafkaServer, redis_server: RedisServer, tmp_path: Path
@@ -143,6 +159,7 @@ def test_the_cluster_completes_a_workload_and_stops_in_order(cluster: Cluster):
         "hexflow_window_latency_seconds",
         "hexflow_loop_silence_ratio",
     } <= moved
+    assert ask_gateway(cluster.running["gateway"]) > 0
     assert after["hexflow_ready"] == len(cluster.running)
     codes = {name: process.stop(signal.SIGTERM) for name, process in cluster.running.items()}
     assert set(codes.values()) == {0}, codes

@@ -5,6 +5,8 @@ import re
 import pytest
 
 from services.dispatcher.settings import DispatcherSettings
+from services.gateway.settings import GatewaySettings
+from services.text2sql.settings import AgentSettings
 from services.tuner.settings import TunerSettings
 from services.worker.settings import WorkerSettings
 from shared.runtime.settings import MESH_PREFIX, MeshSettings, variable_names
@@ -18,6 +20,8 @@ SETTINGS = (
     | variable_names(DispatcherSettings, "DISPATCHER_")
     | variable_names(WorkerSettings, "WORKER_")
     | variable_names(TunerSettings, "TUNER_")
+    | variable_names(GatewaySettings, "GATEWAY_")
+    | variable_names(AgentSettings, "TEXT2SQL_")
 )
 SERVERS = {"kafka", "redis", "prometheus", "grafana"}
 
@@ -29,7 +33,7 @@ def test_services_of_the_design_are_there():
     workers = [one["environment"] for name, one in OURS.items() if name.startswith("worker")]
     specs = {spec.instance_id: spec.gpu for spec in builtin_fleet("hetero-1")}
     assert len({specs[one["WORKER_INSTANCE_ID"]] for one in workers}) == 3
-    assert "tuner" in OURS
+    assert {"tuner", "text2sql", "gateway"} <= set(OURS)
 
 
 @pytest.mark.parametrize("name", OURS)
