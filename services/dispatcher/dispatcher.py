@@ -31,6 +31,7 @@ from shared.ports import Broker, Clock, Consumer, Record, TopicPartition
 from shared.runtime.health import Health
 from shared.runtime.metrics import Metrics
 from shared.runtime.publishing import Publisher
+from shared.scheduling.outliers import OutlierRules
 
 GROUP = "dispatcher"
 LONGEST_FETCH_S = 90.0  # while the broker is away: a look at it, and a new consumer
@@ -74,7 +75,8 @@ class Dispatcher:
         self._wake = asyncio.Event()
         self._learned_s = 0.0
         self._book = CallBook(params.remembered_calls)
-        self._fleet = FleetState(params.live_s)
+        floor_s = params.suspect_s * clock.time_scale
+        self._fleet = FleetState(params.live_s, OutlierRules(stall_floor_s=floor_s))
         self._cancellations = Cancellations()
         control = Control(params.policy, params.alpha)
         memory = QueryMemory(params.remembered_queries)

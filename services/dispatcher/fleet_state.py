@@ -13,9 +13,12 @@ import math
 from collections.abc import Mapping
 from types import MappingProxyType
 
+import msgspec
+
 from shared.contracts.epochs import epoch_of
 from shared.contracts.messages import InstanceState
 from shared.domain.instance import InstanceSpec
+from shared.scheduling.outliers import Drift, OutlierRules, Probes, held_back, is_stalled
 from shared.scheduling.policy import InstanceView
 from shared.scheduling.prefix import PrefixCacheModel
 
@@ -129,13 +132,18 @@ class FleetState:
 
     Args:
         live_s: Longest silence of an instance that still gets calls, wall seconds.
+        rules: When an instance counts as slow or sick; pauses in wall seconds.
     """
 
-    def __init__(self, live_s: float) -> None:
+    def __init__(self, live_s: float, rules: OutlierRules | None = None) -> None:
         self._live_s = live_s
+        self._rules = rules or OutlierRules()
+        self._probes = Probes(self._rules)
+        self.drift = Drift(self._rules)
         self._known: dict[str, Known] = {}
         self._listening_since_s = -math.inf
         self._last_record_s = -math.inf
+        self._looked_at_s = 0.0
 
     def observe(self, offset: int, state: InstanceState, heard_at_s: float) -> bool:
         """Take one record of `instance-states`; returns whether it counted.
@@ -153,12 +161,16 @@ class FleetState:
         elif epoch < known.epoch:
             return False
         else:
+            if epoch > known.epoch:
+                self.drift.forget(state.instance_id)
             known.take(state, epoch, heard_at_s)
         return True
 
     def remove(self, instance_id: str) -> None:
         """Forget an instance: its state has a tombstone."""
         self._known.pop(instance_id, None)
+        self.drift.forget(instance_id)
+        self._probes.well(instance_id)
 
     def views(
         self,
@@ -173,11 +185,37 @@ class FleetState:
             speeds: instance_id -> learned speed factor.
             hits: instance_id -> learned share of expected prefix-cache hits that happen.
         """
-        return [
-            known.view(speeds.get(instance_id, 1.0), hits.get(instance_id, 1.0))
+        self._looked_at_s = now_s
+        live = {
+            instance_id: known
             for instance_id, known in sorted(self._known.items())
             if self._takes_calls(known, now_s)
-        ]
+        }
+        held = held_back({instance_id: self._is_sick(one) for instance_id, one in live.items()})
+        found = []
+        for instance_id, known in live.items():
+            drift = self.drift.factor(instance_id)
+            view = known.view(speeds.get(instance_id, 1.0) * drift, hits.get(instance_id, 1.0))
+            if instance_id not in held:
+                self._probes.well(instance_id)
+                found.append(view)
+            elif self._may_probe(known, now_s):
+                found.append(msgspec.structs.replace(view, queue_bound=view.num_waiting + 1))
+        return found
+
+    def _is_sick(self, known: Known) -> bool:
+        state = known.state
+        return state.failures_in_a_row >= self._rules.failures or self._is_stalled(state)
+
+    def _is_stalled(self, state: InstanceState) -> bool:
+        outstanding = state.num_waiting + state.num_running
+        mean_s = state.backlog_s / outstanding if outstanding else 0.0
+        return is_stalled(state.stalled_s, mean_s, self._rules)
+
+    def _may_probe(self, known: Known, now_s: float) -> bool:
+        """Return whether a sick instance may be given one call, to see whether it is well again."""
+        is_idle = not (known.state.num_running or known.state.num_waiting or known.own.count)
+        return is_idle and self._probes.may_probe(known.state.instance_id, now_s)
 
     def listen(self, now_s: float) -> None:
         """Note that a record of `instance-states` has come, whoever wrote it.
@@ -228,6 +266,7 @@ class FleetState:
         """Count a call against an instance and return where to acknowledge or release it."""
         own = self._known[instance_id].own
         own.reserve(key, t_comp_s)
+        self._probes.probed(instance_id, self._looked_at_s)
         return own
 
     def backlog_s(self) -> float:

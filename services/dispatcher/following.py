@@ -20,6 +20,7 @@ from shared.contracts.messages import (
     CancelQuery,
     ControlMessage,
     InstanceState,
+    LatencyEvent,
     RecoveryProbe,
     SpeedUpdate,
     WorkflowProfile,
@@ -85,7 +86,7 @@ class Tables:
             INSTANCE_STATES: self._on_state,
             CONTROL: self._on_control,
             CANCELLATIONS: self._on_cancellation,
-            LATENCY_EVENTS: self._gate.see,
+            LATENCY_EVENTS: self._on_call_ended,
         }
         return {
             topic: await stack.enter_async_context(
@@ -158,6 +159,17 @@ class Tables:
         if isinstance(message, AlphaUpdate):
             self._metrics.alpha.set(message.alpha, pool=message.pool)
         log.info("control_applied", kind=type(message).__name__, revision=message.revision)
+
+    def _on_call_ended(self, record: Record) -> None:
+        if record.value is None:
+            return
+        event = decode(record.value, LatencyEvent)
+        self._gate.see(event)
+        times = event.times
+        if times.started_at_s is not None and times.finished_at_s is not None:
+            service_s = times.finished_at_s - times.started_at_s
+            if event.kind == "completed":
+                self._fleet.drift.finished(event.instance_id, service_s, event.t_comp_s)
 
     def _on_cancellation(self, record: Record) -> None:
         if record.value is None:

@@ -10,10 +10,9 @@ from collections.abc import Sequence
 from services.dispatcher.control import Control, pool_of
 from services.dispatcher.params import DispatcherParams
 from services.dispatcher.preparation import Prepared
-from shared.contracts.codec import decode
 from shared.contracts.messages import LatencyEvent, StageRequest
 from shared.errors import QueueFull
-from shared.ports import Clock, Record
+from shared.ports import Clock
 from shared.scheduling.admission import Admission, AdmissionRules, Asked
 from shared.scheduling.policies.earliest_finish import stretch
 from shared.scheduling.policy import InstanceView
@@ -74,15 +73,8 @@ class Gate:
         pool.admission.demand.stage_begins(query_id, key, now_s)
         return None
 
-    def see(self, record: Record) -> None:
-        """Take a latency event.
-
-        Raises:
-            ContractError: It cannot be read.
-        """
-        if record.value is None:
-            return
-        event = decode(record.value, LatencyEvent)
+    def see(self, event: LatencyEvent) -> None:
+        """Take a latency event."""
         pool = self._pools.get(self._models.get(event.model, ""))
         if pool is None:
             return

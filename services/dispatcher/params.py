@@ -21,6 +21,8 @@ class DispatcherParams(msgspec.Struct, frozen=True, kw_only=True):
         slo_floor_s: Shortest SLO that is granted, mesh seconds: a tenant cannot jump the queue by
             asking for the impossible.
         live_s: Longest silence of an instance that still gets calls.
+        suspect_s: Time without progress, and several expected service times, after which an
+            instance gets no further calls until one of its calls moves.
         no_instance_grace_s: How long a call waits for an eligible instance to come back.
         admission: Whether queries that cannot be done in time are turned away at their first call,
             and hopeless calls go behind the others.
@@ -56,6 +58,7 @@ class DispatcherParams(msgspec.Struct, frozen=True, kw_only=True):
     slo_factor: float = 5.0
     slo_floor_s: float = 0.5
     live_s: float = 5.0
+    suspect_s: float = 5.0
     no_instance_grace_s: float = 30.0
     admission: bool = True
     admission_margin: float = 0.6

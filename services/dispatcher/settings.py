@@ -44,6 +44,8 @@ class DispatcherSettings(BaseSettings):
     """Shortest SLO that is granted, mesh seconds."""
     live_s: float = Field(default=5.0, gt=0, le=3_600)
     """Longest silence of an instance that still gets calls, wall seconds."""
+    suspect_s: PositiveS = 5.0
+    """Time without progress after which an instance gets no calls for now, wall seconds."""
     no_instance_grace_s: float = Field(default=30.0, ge=0, le=86_400)
     """How long a call waits for an eligible instance, wall seconds."""
     admission: bool = True

@@ -11,9 +11,9 @@ import asyncio
 import structlog
 
 from services.worker.bells import heard_within
-from services.worker.calls import HeldCall, Place
 from services.worker.intake import Intake
 from services.worker.life import End, Life
+from services.worker.moving import hand_back_waiting
 from services.worker.running import Runner
 from services.worker.state_report import StateReporter
 from services.worker.upkeep import Upkeep
@@ -21,7 +21,6 @@ from services.worker.vitals import BROKER
 from shared.errors import BrokerUnavailable
 from shared.ports import Consumer
 
-HAND_BACKS_AT_ONCE = 64
 QUIET_CHECK_S = 0.05
 EVENTS_S = 1.0
 log = structlog.get_logger(__name__)
@@ -65,7 +64,7 @@ class Drain:
         self._runner.is_taking = False
         self._intake.is_leaving = True
         life.bells.ring()
-        await self._hand_back_waiting()
+        await hand_back_waiting(life, self._cause())
         has_finished = await self._running_finished()
         if life.over.end is End.FENCED:  # others have these calls
             life.cancel_all()
@@ -80,21 +79,6 @@ class Drain:
         except TimeoutError:
             log.warning("drain_incomplete", num_left=len(life.book))
         return await self._close_books()
-
-    async def _hand_back_waiting(self) -> None:
-        life = self._life
-        async with life.index_lock:  # no claim is half done
-            waiting = sorted(life.book.at(Place.WAITING), key=lambda held: held.score)
-            for held in waiting:
-                life.endings.stop_counting(held)
-        gate = asyncio.Semaphore(HAND_BACKS_AT_ONCE)
-
-        async def hand_back(held: HeldCall) -> None:
-            async with gate:
-                await life.endings.hand_back(held, self._cause())
-
-        for held in waiting:
-            life.spawn(hand_back(held), name=f"hand-back-{held.request_id}")
 
     def _cause(self) -> str:
         return "engine_dead" if self._life.over.end is End.ENGINE_DEAD else "drain"

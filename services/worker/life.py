@@ -10,6 +10,7 @@ from services.worker.bells import Bells
 from services.worker.calls import CallBook, EndedCalls
 from services.worker.endings import Endings
 from services.worker.params import WorkerParams
+from services.worker.pulse import Pulse
 from services.worker.tombstones import Tombstones
 from services.worker.vitals import Vitals
 from shared.ports import Clock, UrgencySet
@@ -59,6 +60,7 @@ class Life:
     ended: EndedCalls
     bells: Bells
     endings: Endings
+    pulse: Pulse
     group: asyncio.TaskGroup
     over: Over = field(default_factory=Over)
     index_lock: asyncio.Lock = field(default_factory=asyncio.Lock)

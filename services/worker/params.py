@@ -37,6 +37,9 @@ class WorkerParams:
     """Mesh seconds without a result before a generation may count as failed."""
     stall_factor: float = 30.0
     """... but never before this many times its expected service time."""
+    suspect_s: float = 5.0
+    """Without progress for so long, and for several expected service times, the waiting calls are
+    given to other instances."""
     stall_wall_s: float = 30.0
     """... and never before this many wall seconds, as scaled time magnifies every hiccup."""
     failure_threshold: int = 3

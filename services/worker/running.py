@@ -192,6 +192,7 @@ class Runner:
                 for other in passed:
                     other.passes += 1
                 life.book.start(held, life.clock.now_s())
+                life.pulse.started(life.book.num_running)
                 life.spawn(self._run(held), name=f"call-{held.request_id}")
                 return held
             else:
@@ -241,8 +242,10 @@ class Runner:
     def _judge(self, result: Finished | Failed) -> None:
         if isinstance(result, Finished):
             self._breaker.succeeded()
+            self._life.pulse.succeeded()
         elif not (result.blames_instance or result.is_final):
             self._breaker.failed(self._life.clock.monotonic_s())
+            self._life.pulse.failed()
 
     async def _generate(self, held: HeldCall) -> Finished | Failed:
         engine_id = f"{held.request_id}:{held.token.attempt}"
@@ -252,6 +255,7 @@ class Runner:
                 aclosing(self._engine.generate(held.call, engine_id)) as events,
             ):
                 async for event in events:
+                    self._life.pulse.progressed()
                     if isinstance(event, Finished):
                         return event
                     if isinstance(event, FirstToken):

@@ -54,6 +54,8 @@ class WorkerSettings(BaseSettings):
     """Time without a result before a generation may count as failed, mesh seconds."""
     stall_factor: float = Field(default=30.0, ge=1, le=10_000)
     """... but never before this multiple of its expected service time."""
+    suspect_s: WallS = 5.0
+    """Time without progress after which waiting calls may move to others, wall seconds."""
     stall_wall_s: WallS = 30.0
     """... and never before so many wall seconds."""
     failure_threshold: int = Field(default=3, ge=1, le=10_000)

@@ -79,6 +79,8 @@ class StateReporter:
             capacity=life.params.capacity,
             queue_bound=life.params.queue_bound,
             foreign_s=self._engine.foreign_s(),
+            failures_in_a_row=life.pulse.failures,
+            stalled_s=life.pulse.stalled_s(book.num_running),
         )
 
 

@@ -23,7 +23,9 @@ from services.worker.fencing import EpochWatch
 from services.worker.intake import Intake
 from services.worker.life import End, Life
 from services.worker.messages import Verdict
+from services.worker.moving import SickWatch
 from services.worker.params import WorkerParams
+from services.worker.pulse import Pulse
 from services.worker.running import Runner, cut_off
 from services.worker.state_report import StateReporter, begin_state
 from services.worker.tombstones import Tombstones
@@ -37,6 +39,7 @@ from shared.runtime.metrics import Metrics
 from shared.runtime.offsets import OffsetTracker
 from shared.runtime.publishing import DeadLetters, Publisher
 from shared.runtime.tables import Follower, follow_topic
+from shared.scheduling.outliers import OutlierRules
 
 BACKOFF_S = 0.5
 LOOPS = ("intake", "claim", "report", "commit", "heal", "epoch")
@@ -227,6 +230,7 @@ class Worker:
             ended=self._ended,
             bells=bells,
             endings=endings,
+            pulse=Pulse(self._clock),
             group=group,
         )
 
@@ -248,6 +252,9 @@ class Worker:
         life.spawn(reporter.report_forever(), name="report")
         life.spawn(upkeep.commit_forever(), name="commit")
         life.spawn(upkeep.heal_forever(), name="heal")
+        floor_s = self._params.suspect_s * self._clock.time_scale
+        rules = OutlierRules(failures=self._params.failure_threshold, stall_floor_s=floor_s)
+        life.spawn(SickWatch(life, rules).watch_forever(), name="sick")
         self._vitals.ready()
         await life.over.changed.wait()
         cause = life.over.end

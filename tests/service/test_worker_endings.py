@@ -161,15 +161,15 @@ async def test_call_handed_back_may_come_again(bench: Bench) -> None:
 
 
 async def test_failing_engine_does_not_eat_the_queue(bench: Bench) -> None:
-    """An engine that fails call after call is tried with one call at a time, after pauses."""
+    """A few calls find out that an engine fails them all; the others leave it untried."""
     async with bench.worker():
         bench.engine.fail_next(1_000)
         await bench.send(*(bound_call(f"c{i}") for i in range(50)))
-        handed = await until(bench.handed_back, lambda found: len(found) >= 5)
-        assert len(handed) <= 10  # the first eight may have started together
+        handed = await until(bench.handed_back, lambda found: len(found) >= 40)
+        tried = [call for call in handed if call.failures]
+        assert len(tried) <= 10  # the first eight may have started together
         bench.engine.recover()
         await until(_ended(bench), lambda num_ended: num_ended == 50)
-    assert len(await bench.outcomes()) >= 35
 
 
 def _ended(bench: Bench) -> Callable[[], Awaitable[int]]:

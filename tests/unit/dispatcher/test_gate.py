@@ -3,7 +3,6 @@
 from typing import Any
 
 import msgspec
-import pytest
 
 from services.dispatcher.control import Control
 from services.dispatcher.gate import Gate, is_new_query
@@ -11,10 +10,7 @@ from services.dispatcher.intake import QueryMemory
 from services.dispatcher.params import DispatcherParams
 from services.dispatcher.preparation import prepare
 from shared.adapters.clock import ManualClock
-from shared.contracts.codec import encode
 from shared.contracts.messages import CallTimes, LatencyEvent, StageRequest
-from shared.errors import ContractError
-from shared.ports import Record, TopicPartition
 from shared.scheduling.policy import InstanceView
 from tests.support.dispatching import make_request
 from tests.support.scheduling import make_spec
@@ -66,12 +62,7 @@ class Bench:
             "t_comp_s": 1.0,
             **fields,
         }
-        self.raw(encode(LatencyEvent(**values)))
-
-    def raw(self, value: bytes | None) -> None:
-        """Let a record come."""
-        tp = TopicPartition("latency-events", 0)
-        self.gate.see(Record(tp=tp, offset=0, append_unix_s=0.0, key=None, value=value))
+        self.gate.see(LatencyEvent(**values))
 
 
 def test_queries_beyond_what_can_be_done_are_turned_away():
@@ -135,11 +126,3 @@ def test_events_of_other_dispatchers_queries_count():
     for index in range(alone):
         bench.see(bench.call(f"foreign-{index}"))
     assert bench.fill() < alone
-
-
-def test_what_cannot_be_read_is_told_and_a_tombstone_is_nothing():
-    """The follower counts an unreadable record and goes on."""
-    bench = Bench()
-    bench.raw(None)
-    with pytest.raises(ContractError):
-        bench.raw(b"junk")
