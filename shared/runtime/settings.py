@@ -138,6 +138,15 @@ class ProbeSettings(Group):
     """Port to serve on; unset: no probes and no metrics."""
 
 
+class TraceSettings(Group):
+    """Where OpenTelemetry traces go."""
+
+    endpoint: str = ""
+    """Collector that takes OTLP over HTTP, e.g. `http://127.0.0.1:4318`; empty: no traces."""
+    sample_share: float = Field(default=1.0, ge=0, le=1)
+    """Share of the traces that begin at a service and are kept."""
+
+
 class MeshSettings(BaseSettings):
     """What all services of one mesh agree on (prefix `HEXFLOW_`)."""
 
@@ -154,6 +163,7 @@ class MeshSettings(BaseSettings):
     topics: TopicSettings = TopicSettings()
     log: LogSettings = LogSettings()
     probes: ProbeSettings = ProbeSettings()
+    traces: TraceSettings = TraceSettings()
     time_scale: float = Field(default=1.0, gt=0, le=1_000)
     """Mesh seconds per wall second; above 1 only with simulated engines."""
     max_attempts: int = Field(default=MAX_ATTEMPTS, ge=1, le=100)
