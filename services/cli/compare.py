@@ -19,7 +19,14 @@ from services.cli.lab import options
 from services.cli.lab.bench import OWN_RATES
 from services.cli.lab.comparison import Comparison, Plan, compare
 from services.cli.lab.figures import figures_of, overview_figure
-from services.cli.lab.grids import Grid, grids_of, setting_title, thinned, without_intervals
+from services.cli.lab.grids import (
+    Grid,
+    first_columns,
+    grids_of,
+    setting_title,
+    thinned,
+    without_intervals,
+)
 from services.cli.lab.headlines import headlines
 from services.cli.lab.html import markdown, page
 from services.cli.lab.jsonable import comparison_json
@@ -34,6 +41,7 @@ DEFAULT_OUT = Path("hexflow-compare")
 DEFAULT_POLICIES = "hexgen-flow,wb+fcfs,rr+pq,vllm,least-outstanding,prefix-queue"
 FIRST_TUNING_SEED = 1_000_000
 MAX_SEEDS = 10_000
+WIDE = 100
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -215,7 +223,10 @@ def _show(found: Comparison) -> None:
         for line in headlines(found, setting):
             console.print(f"- {line}", markup=False)
         limits, *others = grids_of(found, setting)
-        _print_grid(console, without_intervals(limits, but=(1, 3)))
+        if found.plan.token_budgets and console.width < WIDE:
+            _print_grid(console, first_columns(without_intervals(limits, but=(1,)), 5))
+        else:
+            _print_grid(console, without_intervals(limits, but=(1, 3)))
         console.print(limits.note, style="dim", markup=False)
         for grid in others:
             if grid.rows:

@@ -15,7 +15,14 @@ from services.cli.lab.bench import Workbench
 from services.cli.lab.comparison import Comparison, Plan, compare
 from services.cli.lab.figures import overview_figure
 from services.cli.lab.gantt import gantt_figure, lanes
-from services.cli.lab.grids import Grid, grids_of, overview_grid, thinned, without_intervals
+from services.cli.lab.grids import (
+    Grid,
+    first_columns,
+    grids_of,
+    overview_grid,
+    thinned,
+    without_intervals,
+)
 from services.cli.lab.headlines import headlines
 from services.cli.lab.html import markdown, page
 from services.cli.lab.jsonable import comparison_json
@@ -144,6 +151,15 @@ def test_wide_tables_keep_what_fits_and_the_last_column(num: int, most: int):
     assert thin.rows == (thin.columns,)
     kept = [int(column) for column in thin.columns[1:]]
     assert len({b - a for a, b in itertools.pairwise(kept)}) <= 1
+
+
+def test_narrow_screens_may_show_the_first_columns_only(found: Comparison):
+    """The rest is in the report; rows are the same."""
+    limits = grids_of(found, SETTING)[0]
+    short = first_columns(limits, 3)
+    assert short.columns == limits.columns[:3]
+    assert [row[0] for row in short.rows] == [row[0] for row in limits.rows]
+    assert {len(row) for row in short.rows} == {3}
 
 
 def test_headlines_name_the_strongest_rival_and_the_usual_one(found: Comparison):
