@@ -1,5 +1,8 @@
 """`hexflow bench stationary`: does tuning ever make a stationary workload worse?"""
 
+import multiprocessing
+import signal
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from typing import Annotated, Any
 
 import msgspec
@@ -14,31 +17,43 @@ from shared.simulation.stationary import StationaryResult, random_workload, run_
 
 def command(
     workloads: Annotated[int, typer.Option(min=1, max=1_000, help="How many.")] = 20,
-    queries: Annotated[int, typer.Option(min=200, help="Queries per workload.")] = 10_000,
+    queries: Annotated[int, typer.Option(min=200, help="Queries per workload.")] = 10_200,
     window: Annotated[int, typer.Option(min=100, help="Queries between decisions.")] = 600,
     seed: Annotated[int, typer.Option(min=0, help="Of the first workload.")] = 0,
+    processes: Annotated[int, typer.Option(min=1, max=256, help="Run at a time.")] = 2,
     json: JsonOption = False,
 ) -> None:
     """Tune random stationary workloads in simulation and compare P95 with the initial α's.
 
     Fleet, speeds, mix, load (20-85% of the fluid capacity), burstiness and the initial α are drawn;
-    all runs of a workload share arrivals and lengths. About ten seconds per workload.
+    all runs of a workload share arrivals and lengths. Some twenty seconds per workload.
     """
-    with Progress(console=stderr_console()) as progress:
-        steps = workloads * -(-queries // window)
-        task = progress.add_task("windows", total=steps)
-        results = [
-            run_stationary(
-                random_workload(seed + index, queries),
-                window_queries=window,
-                on_window=lambda: progress.advance(task),
-            )
-            for index in range(workloads)
-        ]
+    seeds = range(seed, seed + workloads)
+    with (
+        Progress(console=stderr_console()) as progress,
+        ProcessPoolExecutor(
+            processes,
+            mp_context=multiprocessing.get_context("spawn"),
+            initializer=signal.signal,
+            initargs=(signal.SIGINT, signal.SIG_IGN),
+        ) as executor,
+    ):
+        task = progress.add_task("workloads", total=workloads)
+        futures = [executor.submit(run_seed, one, queries, window) for one in seeds]
+        for _ in as_completed(futures):
+            progress.advance(task)
+    results = [msgspec.msgpack.decode(future.result(), type=StationaryResult) for future in futures]
     if json:
         print_json(stationary_json(results))
     else:
         stdout_console().print(stationary_table(results))
+
+
+def run_seed(seed: int, num_queries: int, window_queries: int) -> bytes:
+    """Run one workload, packed to cross to another process."""
+    workload = random_workload(seed, num_queries)
+    result = run_stationary(workload, window_queries=window_queries, core="compiled")
+    return msgspec.msgpack.encode(result)
 
 
 def stationary_json(results: list[StationaryResult]) -> dict[str, Any]:

@@ -121,9 +121,13 @@ class Tuner:
                     await asyncio.sleep(CHECK_WALL_S)
 
     async def _on_assigned(self, partitions: Collection[TopicPartition]) -> None:
+        if partitions:
+            log.info("tuner_acts", tuner_id=self._params.tuner_id)
         self._owned |= set(partitions)
 
     async def _on_revoked(self, partitions: Collection[TopicPartition]) -> None:
+        if self._owned & set(partitions):
+            log.info("tuner_stands_by", tuner_id=self._params.tuner_id)
         self._owned -= set(partitions)
         self._window = Window(self._params.window_queries + self._params.lead_in)
         self._watching = Watching(self._params, self._metrics)

@@ -1,10 +1,10 @@
 """Does tuning ever make a stationary workload worse? The tuner's decisions, in simulation.
 
-A long stationary workload is run under the initial α, and under the tuned one: after every window
-the tuner replays it exactly as it does live (from an empty fleet, without the future) and may
-change α for the next. A window's queries then take what they take in a run of the *whole* workload
-under the α in force, so no window starts on an empty fleet; the transient after a change of α is
-not modelled. All runs share arrivals and lengths (common random numbers).
+A long stationary workload is run under the initial α, and tuned: when a window's queries have ended
+the tuner replays them exactly as it does live (what led up to them, then the window, without the
+future) and may change α from that instant on. The workload is then run again from the beginning
+with all changes so far, so transients are what they would be. All runs share arrivals and lengths
+(common random numbers).
 """
 
 from collections.abc import Callable, Sequence
@@ -22,14 +22,15 @@ from shared.simulation.capacity import fluid_capacity
 from shared.simulation.fleets import BUILTIN_GPUS, builtin_fleet
 from shared.simulation.generator import generate
 from shared.simulation.results import RunResult
-from shared.simulation.scenario import Scenario
-from shared.simulation.simulator import simulate
-from shared.simulation.window_replay import ReplayRequest, replay_window, shares_of
+from shared.simulation.scenario import Change, Scenario
+from shared.simulation.simulator import CoreName, simulate
+from shared.simulation.window_replay import Past, ReplayRequest, replay_window, shares_of
 from shared.simulation.workload import GammaArrivals, Mode, PoissonArrivals, prepare
 
 DISTINCT_QUERIES = 600
 BLOCK_QUERIES = 100
 RESAMPLES = 400
+LEAD_IN = 300
 LOADS = (0.2, 0.85)
 
 
@@ -52,7 +53,7 @@ class StationaryResult(msgspec.Struct, frozen=True, kw_only=True):
         name: For people.
         num_queries: Queries run.
         initial_alpha: α at first.
-        alphas: α in force in every window.
+        alphas: α at first, and after each window.
         initial_p95_s: P95 under the initial α throughout, seconds.
         tuned_p95_s: P95 with tuning, seconds.
         ratio_low: Lower 95% bound of tuned ÷ initial P95 (block bootstrap).
@@ -122,6 +123,7 @@ def run_stationary(
     *,
     window_queries: int = 600,
     rules: TuningRules | None = None,
+    core: CoreName = "auto",
     on_window: Callable[[], None] = lambda: None,
 ) -> StationaryResult:
     """Run a workload with and without tuning.
@@ -130,86 +132,110 @@ def run_stationary(
         workload: What to run.
         window_queries: Queries between decisions.
         rules: How to decide; None uses the defaults.
+        core: See `simulate`.
         on_window: Called after each window.
     """
     scenario = workload.scenario
-    runs = _Runs(scenario)
-    alphas, latencies = [], []
-    current, previous = scenario.alpha, None
-    for start in range(0, len(scenario.queries), window_queries):
-        stop = min(start + window_queries, len(scenario.queries))
-        alphas.append(current)
-        latencies.append(runs.under(current).latency_s[start:stop])
-        if stop - start == window_queries and stop < len(scenario.queries):
-            chosen = _decided(runs, current, previous, start, stop, rules or TuningRules())
-            if chosen != current:
-                current, previous = chosen, current
+    initial = tuned = simulate(scenario, core=core)
+    tuning = _Tuning(scenario, rules or TuningRules(), core)
+    stops = range(window_queries, len(scenario.queries), window_queries)
+    for stop in stops:
+        if tuning.decide(tuned, stop - window_queries, stop):
+            tuned = simulate(tuning.scenario, core=core)
         on_window()
-    initial_s, tuned_s = runs.under(scenario.alpha).latency_s, np.concatenate(latencies)
-    low, high = _ratio_interval(initial_s, tuned_s)
+    low, high = _ratio_interval(initial.latency_s, tuned.latency_s)
     return StationaryResult(
         name=workload.name,
         num_queries=len(scenario.queries),
         initial_alpha=scenario.alpha,
-        alphas=tuple(alphas),
-        initial_p95_s=percentile(initial_s.tolist(), 95),
-        tuned_p95_s=percentile(tuned_s.tolist(), 95),
+        alphas=tuple(tuning.alphas),
+        initial_p95_s=percentile(initial.latency_s.tolist(), 95),
+        tuned_p95_s=percentile(tuned.latency_s.tolist(), 95),
         ratio_low=low,
         ratio_high=high,
     )
 
 
-class _Runs:
-    """The whole workload under every α that was in force, each run once."""
+class _Tuning:
+    """The tuner's decisions about one workload, window after window.
 
-    def __init__(self, scenario: Scenario) -> None:
+    Args:
+        scenario: The workload under the initial α.
+        rules: How to decide.
+        core: See `simulate`.
+    """
+
+    def __init__(self, scenario: Scenario, rules: TuningRules, core: CoreName) -> None:
         self.scenario = scenario
-        self._results: dict[float, RunResult] = {}
+        self.alphas = [scenario.alpha]
+        self._rules = rules
+        self._core = core
+        self._decided_at_s = 0.0
 
-    def under(self, alpha: float) -> RunResult:
-        """Return the run under an α."""
-        if alpha not in self._results:
-            changed = msgspec.structs.replace(self.scenario, alpha=alpha)
-            self._results[alpha] = simulate(changed)
-        return self._results[alpha]
+    def decide(self, run: RunResult, start: int, stop: int) -> bool:
+        """Decide when a window's queries have ended; return whether α changes from then on.
 
+        Args:
+            run: The whole workload with all changes so far.
+            start: First query of the window.
+            stop: The one after its last.
+        """
+        current = self.alphas[-1]
+        self._decided_at_s = max(self._decided_at_s, float(run.end_s[start:stop].max()))
+        first = max(0, start - LEAD_IN)
+        warm_up = start - first or warm_up_of(stop - start)
+        request = self._request(first, stop, warm_up)
+        answer = replay_window(request, core=self._core)
+        judgement = judge(
+            answer.runs,
+            current=current,
+            previous=next((alpha for alpha in reversed(self.alphas) if alpha != current), None),
+            observed=Observed(
+                p95_s=percentile(run.latency_s[first + warm_up : stop].tolist(), 95),
+                num_queries=stop - start,
+                shares=_shares(run, start, stop),
+            ),
+            rules=self._rules,
+            as_it_was=answer.as_it_was,
+            warm_up=warm_up,
+        )
+        chosen = judgement.decision.alpha
+        self.alphas.append(chosen)
+        if chosen == current:
+            return False
+        change = Change(at_s=self._decided_at_s, alpha=chosen)
+        self.scenario = msgspec.structs.replace(
+            self.scenario, changes=(*self.scenario.changes, change)
+        )
+        return True
 
-def _decided(
-    runs: _Runs,
-    current: float,
-    previous: float | None,
-    start: int,
-    stop: int,
-    rules: TuningRules,
-) -> float:
-    """Return α after a window, as the tuner decides it from the window alone."""
-    scenario = runs.scenario
-    origin_s = scenario.queries[start].arrival_s or 0.0
-    queries = tuple(
-        msgspec.structs.replace(query, arrival_s=(query.arrival_s or 0.0) - origin_s)
-        for query in scenario.queries[start:stop]
-    )
-    answer = replay_window(
-        ReplayRequest(
+    def _request(self, first: int, stop: int, warm_up: int) -> ReplayRequest:
+        scenario = self.scenario
+        origin_s = scenario.queries[first].arrival_s or 0.0
+        queries = tuple(
+            msgspec.structs.replace(query, arrival_s=(query.arrival_s or 0.0) - origin_s)
+            for query in scenario.queries[first:stop]
+        )
+        before = [change.alpha for change in scenario.changes if change.at_s <= origin_s]
+        return ReplayRequest(
             queries=queries,
             fleet=scenario.fleet,
             policy=scenario.policy,
             shapes=shape_from_trace(queries),
-            current=current,
+            current=self.alphas[-1],
+            past=Past(
+                alpha=[scenario.alpha, *(alpha for alpha in before if alpha is not None)][-1],
+                shapes=dict(scenario.shapes),
+                believed_factors=dict(scenario.believed),
+                changes=tuple(
+                    msgspec.structs.replace(change, at_s=change.at_s - origin_s)
+                    for change in scenario.changes
+                    if change.at_s > origin_s
+                ),
+            ),
             speed_factors=dict(scenario.speed_factors),
+            warm_up=warm_up,
         )
-    )
-    result = runs.under(current)
-    first = start + warm_up_of(stop - start)
-    observed = Observed(
-        p95_s=percentile(result.latency_s[first:stop].tolist(), 95),
-        num_queries=stop - start,
-        shares=_shares(result, start, stop),
-    )
-    judgement = judge(
-        answer.runs, current=current, previous=previous, observed=observed, rules=rules
-    )
-    return judgement.decision.alpha
 
 
 def _shares(result: RunResult, start: int, stop: int) -> dict[str, float]:

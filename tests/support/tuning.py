@@ -1,9 +1,13 @@
 """Latency events of whole queries, and a replay whose predictions the test chooses."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+
+import numpy as np
 
 from shared.contracts.messages import CallTimes, LatencyEvent, Usage
+from shared.domain.trace import TraceQuery
 from shared.scheduling.judgement import Replayed
+from shared.simulation.results import RunResult
 from shared.simulation.speed_fit import SpeedFit, SpeedRequest
 from shared.simulation.window_replay import ReplayAnswer, ReplayRequest
 
@@ -108,3 +112,62 @@ class ChosenReplay:
     def _run(self, alpha: float, count: int) -> Replayed:
         p95_s = self._p95_by_alpha.get(alpha, max(self._p95_by_alpha.values()))
         return Replayed(alpha=alpha, latencies_s=(p95_s,) * count, p95_s=p95_s, shares=self._share)
+
+
+def events_of_run(
+    run: RunResult, queries: Sequence[TraceQuery], *, from_s: float
+) -> list[LatencyEvent]:
+    """Return the latency events that a mesh would have written of a simulated run, in order.
+
+    Args:
+        run: The run.
+        queries: What was run.
+        from_s: The run's zero on the mesh clock.
+    """
+    first_call = np.searchsorted(run.call_query, np.arange(len(queries)))
+    events = []
+    for index in np.argsort(run.call_end_s, kind="stable"):
+        query = queries[run.call_query[index]]
+        number = int(run.call_stage[index])
+        stage = query.stages[number]
+        base = int(first_call[run.call_query[index]])
+        base += sum(len(earlier.calls) for earlier in query.stages[:number])
+        sibling = int(index) - base
+        before = query.stages[number - 1] if number else None
+        spec = run.fleet[run.call_instance[index]]
+        events.append(
+            LatencyEvent(
+                request_id=f"{query.query_id}/{number}/{sibling}",
+                query_id=query.query_id,
+                workflow=query.workflow,
+                stage=stage.stage,
+                iteration=stage.iteration,
+                sibling=sibling,
+                siblings=len(stage.calls),
+                parents=tuple(
+                    f"{query.query_id}/{number - 1}/{one}"
+                    for one in range(len(before.calls) if before else 0)
+                ),
+                model=query.model,
+                instance_id=spec.instance_id,
+                kind="completed",
+                arrival_s=from_s + float(query.arrival_s or 0.0),
+                slo_s=float(query.slo_s or 1.0),
+                times=CallTimes(
+                    ready_at_s=from_s + float(run.ready_s[index]),
+                    dispatched_at_s=from_s + float(run.dispatched_s[index]),
+                    queued_at_s=from_s + float(run.delivered_s[index]),
+                    started_at_s=from_s + float(run.started_s[index]),
+                    first_token_at_s=from_s + float(run.first_token_s[index]),
+                    finished_at_s=from_s + float(run.call_end_s[index]),
+                ),
+                usage=Usage(
+                    input_tokens=int(run.input_tokens[index]),
+                    output_tokens=int(run.output_tokens[index]),
+                    cached_tokens=int(run.cached_tokens[index]),
+                ),
+                prefix=stage.calls[sibling].prefix,
+                alpha=run.alpha,
+            )
+        )
+    return events
