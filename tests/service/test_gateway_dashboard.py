@@ -67,7 +67,7 @@ async def looking(browser: Browser, url: str, scheme: Any = "light") -> AsyncIte
 
     page.on("console", on_console)
     page.on("pageerror", lambda error: complaints.append(str(error)))
-    origin = url.split("/dashboard")[0]
+    origin = url.partition("/dashboard")[0]
     page.on("request", lambda one: one.url.startswith(origin) or complaints.append(one.url))
     await page.goto(url)
     yield page
