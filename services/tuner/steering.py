@@ -17,12 +17,14 @@ from shared.contracts.messages import AlphaUpdate, ControlMessage, SpeedUpdate, 
 from shared.contracts.query_window import QueryRecord
 from shared.contracts.topics import CONTROL
 from shared.domain.instance import InstanceSpec
+from shared.domain.trace import TraceQuery
 from shared.errors import ConfigError
 from shared.ports import Clock
 from shared.runtime.metrics import Metrics
 from shared.runtime.publishing import Publisher
 from shared.runtime.tuning_journal import Decided, Journal
 from shared.runtime.window_learning import (
+    clipped,
     hit_factors,
     is_notable,
     learned_shapes,
@@ -105,6 +107,7 @@ class Steering:
         self._params = params
         self._metrics = metrics
         self._truth = Truth()
+        self._clipped: set[str] = set()
         self._banned_until_s: dict[tuple[str, float], float] = {}
         self._checked: dict[str, int] = {}
 
@@ -129,7 +132,9 @@ class Steering:
 
     async def _publish_shapes(self, records: Sequence[QueryRecord]) -> None:
         expected = self._tables.shapes()
-        learned = learned_shapes([record.trace() for record in records], records, expected)
+        queries = [record.trace() for record in records]
+        learned = learned_shapes(queries, records, expected)
+        self._count_clipped(queries)
         for workflow, shape in learned.items():
             known = self._tables.profiles.get(workflow)
             if known is not None and not is_notable(shape, known.shape):
@@ -141,6 +146,12 @@ class Steering:
                 tuner_id=self._params.tuner_id,
             )
             await self._publish(profile, f"profile/{workflow}")
+
+    def _count_clipped(self, queries: Sequence[TraceQuery]) -> None:
+        """Count queries with calls of implausible length, each once while it is in the window."""
+        found = set(clipped(queries))
+        self._metrics.events_ignored.add(len(found - self._clipped), cause="clipped_length")
+        self._clipped = found | (self._clipped & {query.query_id for query in queries})
 
     async def _publish_speeds(
         self, fits: Mapping[str, SpeedFit], hits: Mapping[str, float]

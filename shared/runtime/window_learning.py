@@ -1,13 +1,14 @@
 """What the window teaches: shapes of workflows, speeds of instances, and where it must be cut.
 
 Pure. Bounded influence: a stage's lengths are clipped at four times what is long for the median
-tenant, so a tenant that sends nonsense moves a shared workflow's profile by a bounded amount.
+tenant (of two: the one with the shorter calls), so a tenant that sends nonsense moves a shared
+workflow's profile by a bounded amount.
 """
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
-from statistics import median
+from statistics import median, median_low
 from types import MappingProxyType
 
 import msgspec
@@ -77,10 +78,18 @@ def tamed(queries: Sequence[TraceQuery]) -> list[TraceQuery]:
     ]
 
 
+def clipped(queries: Sequence[TraceQuery]) -> list[str]:
+    """Return the queries that `tamed` changes, by id."""
+    pairs = zip(queries, tamed(queries), strict=True)
+    return [query.query_id for query, tame in pairs if query.stages != tame.stages]
+
+
 def _limits(by_tenant: Mapping[str, Sequence[TraceCall]]) -> tuple[int, int]:
     """Return the longest prompt and output believed."""
-    inputs = median(percentile([c.input_tokens for c in calls], 95) for calls in by_tenant.values())
-    outputs = median(
+    inputs = median_low(
+        percentile([c.input_tokens for c in calls], 95) for calls in by_tenant.values()
+    )
+    outputs = median_low(
         percentile([c.output_tokens for c in calls], 95) for calls in by_tenant.values()
     )
     return round(CLIP * inputs), round(CLIP * outputs)

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
+import msgspec
 import pytest
 
 from services.tuner.app import build_tuner, replay_processes
@@ -291,6 +292,23 @@ async def test_poisoned_events_are_counted_and_move_nothing():
     assert totals["hexflow_duplicates_dropped_total{topic=latency-events}"] == 3.0
     assert {query.query_id for query in replay.requests[0].queries} >= {"good"}
     assert len(replay.requests[0].queries) == 26
+
+
+async def test_a_tenant_that_lies_about_tokens_is_clipped_and_counted():
+    """Its calls are a thousand times longer than others': the shared profile moves little."""
+    replay = ChosenReplay({0.7: 40.0}, {"a100-0": 1.0})
+    async with running(replay) as bench:
+        topic = TOPICS.name(LATENCY_EVENTS)
+        for index in range(10):
+            for event in query_events(f"lie{index}", arrival_s=float(index), latency_s=40.0):
+                usage = msgspec.structs.replace(event.usage, output_tokens=50_000)
+                lie = msgspec.structs.replace(event, tenant="liar", usage=usage)
+                await bench.broker.publish(topic, encode(lie))
+        await bench.feed(latency_s=40.0)
+        await bench.until(lambda: len(replay.requests) >= 1)
+        profiles = [u for u in await bench.control() if isinstance(u, WorkflowProfile)]
+    assert profiles[-1].shape.stages["draft"].output_tokens < 2 * 4 * 50
+    assert bench.metrics.totals()["hexflow_events_ignored_total{cause=clipped_length}"] == 10.0
 
 
 async def test_the_window_is_shown_per_tenant_and_workflow():

@@ -8,6 +8,7 @@ from shared.contracts.messages import Usage
 from shared.contracts.query_window import QueryRecord, Window
 from shared.domain.trace import PrefixPart
 from shared.runtime.window_learning import (
+    clipped,
     hit_factors,
     is_notable,
     learned_shapes,
@@ -67,6 +68,16 @@ def test_a_tenant_that_sends_nonsense_moves_a_shared_profile_by_a_bounded_amount
     liar = records(40, tenant="liar", output_tokens=1_000_000)
     stage = shape_of([*honest, *liar]).stages["draft"]
     assert stage.output_tokens < 50 * (0.75 + 0.25 * 4 * 1.2)
+
+
+def test_even_one_of_two_tenants_moves_a_profile_by_a_bounded_amount_and_is_counted():
+    """There is no majority: the shorter calls set the limit; the longer ones are named."""
+    honest, liar = records(40, tenant="a"), records(40, tenant="b", output_tokens=1_000_000)
+    stage = shape_of([*honest, *liar]).stages["draft"]
+    assert stage.output_tokens < 50 * (0.5 + 0.5 * 4 * 1.2)
+    found = clipped([record.trace() for record in [*honest, *liar]])
+    assert found == [record.query_id for record in liar]
+    assert clipped([record.trace() for record in honest]) == []
 
 
 @pytest.mark.parametrize(
