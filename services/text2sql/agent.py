@@ -6,17 +6,15 @@ outcomes of their calls and goes on where this one was.
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from pathlib import Path
 
 import structlog
 
-from services.text2sql.answering import Desk
-from services.text2sql.flow.definition import built_in, load_definition
+from services.text2sql.desk import Desk, open_desk
 from services.text2sql.lane import Lane, try_keep
 from services.text2sql.params import GROUP, AgentParams
-from services.text2sql.sql.database import Database
 from shared.contracts.codec import decode
 from shared.contracts.messages import CancelQuery
 from shared.contracts.topics import CANCELLATIONS, QUERIES, STAGE_RESULTS, Topics
@@ -72,6 +70,7 @@ class Agent:
         self._lanes: dict[TopicPartition, tuple[Lane, asyncio.Task[None]]] = {}
         self._tombstones: dict[str, CancelQuery] = {}
         self._consumer: Consumer | None = None
+        self._moves: Counter[TopicPartition] = Counter()
         self._num_replies = 1
         self._is_paused = False
 
@@ -81,22 +80,11 @@ class Agent:
         Raises:
             ConfigError: A database or a workflow cannot be read.
         """
-        workflows = built_in()
-        extra = [load_definition(Path(path)) for path in self._params.workflow_files]
-        workflows.update({one.name: one for one in extra})
         self._num_replies = await self._broker.partitions_of(self._topics.name(STAGE_RESULTS))
         over = asyncio.Event()
         async with AsyncExitStack() as stack:
-            databases = {
-                name: await stack.enter_async_context(Database.open(name, url, self._params.limits))
-                for name, url in self._params.databases.items()
-            }
-            desk = Desk(
-                params=self._params,
-                clock=self._clock,
-                store=self._store,
-                databases=databases,
-                workflows=workflows,
+            desk = await stack.enter_async_context(
+                open_desk(self._params, self._clock, self._store)
             )
             follower = await stack.enter_async_context(
                 follow_topic(self._broker, self._topics.name(CANCELLATIONS), self._on_cancellation)
@@ -138,27 +126,36 @@ class Agent:
     async def _take_all(
         self, records: Sequence[Record], desk: Desk, group: asyncio.TaskGroup
     ) -> None:
-        """Give records to their lanes; those that cannot be given yet are fetched again."""
+        """Give records just fetched to their lanes; those that cannot be given are fetched again.
+
+        Those of a partition that moves meanwhile are left out, even if it comes back: it is read
+        anew from its committed position then, and what lies before must not seem to be absent.
+        """
+        moves = self._moves.copy()
         for place, record in enumerate(records):
             try:
-                lane = await self._lane_of(record, desk, group)
+                lane = await self._lane_of(record, moves, desk, group)
             except BrokerUnavailable:
                 left = {one.tp: one.offset for one in reversed(records[place:])}
                 for tp, offset in left.items():
-                    if tp in self._consumer_now.assignment():
+                    if self._moves[tp] == moves[tp]:
                         self._consumer_now.seek(tp, offset)
                 raise
             if lane is not None:
                 lane.put(record)
 
-    async def _lane_of(self, record: Record, desk: Desk, group: asyncio.TaskGroup) -> Lane | None:
+    async def _lane_of(
+        self, record: Record, moves: Counter[TopicPartition], desk: Desk, group: asyncio.TaskGroup
+    ) -> Lane | None:
         """Return the lane of a record, opened when it is its partition's first; None: it moved."""
         tp, consumer = record.tp, self._consumer_now
+        if self._moves[tp] != moves[tp]:
+            return None
         if tp in self._lanes:
             return self._lanes[tp][0]
         committed = await consumer.committed(tp)
         ends = await consumer.end_offsets()
-        if tp not in ends or tp not in consumer.assignment():
+        if self._moves[tp] != moves[tp] or tp not in ends:
             return None
         lane = Lane(
             tp=tp,
@@ -222,6 +219,7 @@ class Agent:
         await self._leave(list(self._lanes))
 
     async def _on_revoked(self, tps: Collection[TopicPartition]) -> None:
+        self._moves.update(tps)
         mine = [tp for tp in tps if tp in self._lanes]
         await self._commit(only=mine)
         await self._leave(mine)

@@ -1,8 +1,6 @@
 """One question from its message to its result, whatever happens on the way."""
 
 import asyncio
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -10,12 +8,12 @@ import structlog
 
 from services.text2sql.chess.state import Work
 from services.text2sql.chess.steps import text2sql_steps
+from services.text2sql.desk import Desk
 from services.text2sql.flow.definition import WorkflowDef
 from services.text2sql.flow.progress import Progress
 from services.text2sql.flow.prompting import PromptStep
-from services.text2sql.flow.runner import Runner, StageCosts
+from services.text2sql.flow.runner import Runner
 from services.text2sql.flow.step import Context, Ended, Step
-from services.text2sql.params import AgentParams
 from services.text2sql.sql.database import Database
 from shared.contracts.messages import (
     MAX_DETAIL,
@@ -25,33 +23,11 @@ from shared.contracts.messages import (
     QueryResult,
 )
 from shared.errors import DeadlinePassed, MeshError
-from shared.ports import Clock, StateStore
 from shared.sdk import Producer, Workflow
 
 MIN_MARGIN_S = 0.05
 CANCEL_WITHIN_S = 5.0
 log = structlog.get_logger(__name__)
-
-
-@dataclass(kw_only=True)
-class Desk:
-    """What all questions of an agent share.
-
-    Attributes:
-        params: How it behaves.
-        clock: Mesh clock.
-        store: Where progress is told; None: nowhere.
-        databases: By name.
-        workflows: By name.
-        costs: How long stages take.
-    """
-
-    params: AgentParams
-    clock: Clock
-    store: StateStore | None
-    databases: Mapping[str, Database]
-    workflows: Mapping[str, WorkflowDef]
-    costs: StageCosts = field(default_factory=StageCosts)
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,12 +8,13 @@ question. The second never overtakes the first.
 
 import asyncio
 from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 
 import msgspec
 import structlog
 
-from services.text2sql.answering import Answering, Desk
+from services.text2sql.answering import Answering
+from services.text2sql.desk import Desk
 from shared.contracts.codec import decode, query_return_address
 from shared.contracts.messages import (
     MAX_DETAIL,
@@ -31,6 +32,7 @@ from shared.runtime.publishing import DeadLetters, Publisher
 from shared.sdk import Producer
 
 OpenProducer = Callable[[TopicPartition], AbstractAsyncContextManager[Producer]]
+RETRY_S = 0.5
 log = structlog.get_logger(__name__)
 
 
@@ -75,6 +77,7 @@ class Lane:
         self._slots = slots
         self._tombstone = tombstone
         self._inbox: asyncio.Queue[Record] = asyncio.Queue()
+        self._taken: set[int] = set()
         self._floors: dict[int, int] = {}
         self._open: dict[str, Answering] = {}
         self._producer: Producer | None = None
@@ -83,12 +86,13 @@ class Lane:
     @property
     def num_open(self) -> int:
         """Questions taken and not ended."""
-        return self._inbox.qsize() + len(self._floors)
+        return len(self._taken)
 
     def put(self, record: Record) -> None:
         """Take a record; one that is done, or is here already, is passed over."""
         self.tracker.seen(record.offset)
-        if not self.tracker.is_finished(record.offset) and record.offset not in self._floors:
+        if not self.tracker.is_finished(record.offset) and record.offset not in self._taken:
+            self._taken.add(record.offset)
             self._inbox.put_nowait(record)
 
     def cancel(self, query_id: str, reason: str) -> None:
@@ -99,7 +103,9 @@ class Lane:
 
     async def run(self) -> None:
         """Work until cancelled; what is open then is left for the next owner."""
-        async with self._open_producer(self.tp) as producer, asyncio.TaskGroup() as group:
+        async with AsyncExitStack() as stack:
+            producer = await self._opened(stack)
+            group = await stack.enter_async_context(asyncio.TaskGroup())
             self._producer = producer
             first_floor = producer.first_offset
             while True:
@@ -112,6 +118,15 @@ class Lane:
                     name=f"question-{self.tp.partition}-{record.offset}",
                 )
                 task.add_done_callback(lambda _: self._slots.release())
+
+    async def _opened(self, stack: AsyncExitStack) -> Producer:
+        """Return the lane's producer; keeps trying while the broker is away."""
+        while True:
+            try:
+                return await stack.enter_async_context(self._open_producer(self.tp))
+            except BrokerUnavailable as exc:
+                log.warning("lane_waits", partition=self.tp.partition, error=str(exc))
+            await asyncio.sleep(RETRY_S)
 
     async def keep_floor(self, committed: int) -> None:
         """Commit from where outcomes are still needed, once questions below `committed` are done.
@@ -142,6 +157,7 @@ class Lane:
         else:
             await self._answer(request, record, producer, is_again=is_again)
         self.tracker.finish(record.offset)
+        self._taken.discard(record.offset)
         del self._floors[record.offset]
 
     async def _answer(

@@ -1,6 +1,7 @@
 """The agent through its real wiring, in front of a mesh that answers as the test says."""
 
 import asyncio
+import secrets
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -9,7 +10,12 @@ from typing import Any
 
 import pytest
 
-from services.text2sql.samples.writing import Question, sample_file, sample_questions
+from services.text2sql.samples.writing import (
+    Question,
+    sample_file,
+    sample_questions,
+    write_sample,
+)
 from services.text2sql.scripted.model import versions
 from services.text2sql.sql.database import Database
 from shared.contracts.codec import decode
@@ -27,6 +33,7 @@ from shared.domain.text2sql import STAGES
 from shared.ports import TopicPartition
 from tests.support.agents import TOPICS, AgentBench, open_agent_bench, scripted
 from tests.support.played_mesh import completed
+from tests.support.sample_tables import run_all as run_statements
 
 SAMPLES = ("bazaar", "league")
 QUESTION = "How many teams play in the league?"
@@ -93,10 +100,10 @@ class Tally:
             self.notes["no keywords"] += 1
 
 
-async def run_all(folder: Path, name: str, **named: Any) -> Tally:
+async def run_all(url: str, name: str, **named: Any) -> Tally:
     """Ask every question about a sample."""
     questions = sample_questions(name).questions
-    url, tally = sample_file(name, folder), Tally()
+    tally = Tally()
     async with (
         open_agent_bench({name: url}, scripted(questions)) as bench,
         bench.agent(**named),
@@ -123,15 +130,28 @@ async def test_every_question_is_answered_rightly(folder: Path, name: str, schem
 
     The smaller budget is below the size of either schema, so linking has to choose.
     """
-    tally = await run_all(folder, name, schema_tokens=schema_tokens)
+    tally = await run_all(sample_file(name, folder), name, schema_tokens=schema_tokens)
     assert tally.wrong == []
     assert len(tally.corrected) >= 0.25 * len(tally.right)
 
 
 @pytest.mark.slow
+@pytest.mark.real
+async def test_postgresql_is_asked_as_well(postgres_server: str):
+    """The same questions, other dialect, other error messages: all right."""
+    database = f"agent_{secrets.token_hex(4)}"
+    run_statements(postgres_server, f"CREATE DATABASE {database}")
+    url = postgres_server.rpartition("/")[0] + f"/{database}"
+    write_sample("league", url)
+    tally = await run_all(url, "league")
+    assert tally.wrong == []
+    assert tally.verdicts["error"]
+
+
+@pytest.mark.slow
 async def test_the_question_sets_lead_through_every_branch(folder: Path):
     """Each stage, each verdict on a statement, ties and left-out stages occur."""
-    tallies = [await run_all(folder, name) for name in SAMPLES]
+    tallies = [await run_all(sample_file(name, folder), name) for name in SAMPLES]
     verdicts = sum((one.verdicts for one in tallies), Counter())
     assert set(verdicts) >= {"ok", "error", "refused", "empty", "unreadable"}
     stages = sum((one.stages for one in tallies), Counter())
@@ -144,7 +164,7 @@ async def test_the_question_sets_lead_through_every_branch(folder: Path):
 @pytest.mark.slow
 async def test_the_script_fails_where_linking_drops_a_column(folder: Path):
     """It answers from the prompt alone: a schema cut to almost nothing costs answers."""
-    tally = await run_all(folder, "league", schema_tokens=150)
+    tally = await run_all(sample_file("league", folder), "league", schema_tokens=150)
     assert len(tally.wrong) >= 5
     assert tally.right  # and not because nothing works
 
@@ -315,6 +335,17 @@ async def test_the_second_workflow_runs_its_branches_together_and_joins_them(ben
     assert all(f"findings {n}" in text for n in range(3))
     assert "summary 0" in text
     assert result.outputs["summary"] == "summary 0"
+
+
+async def test_engines_that_hold_to_a_schema_are_asked_for_one(bench: AgentBench):
+    """Statements come as JSON then, and only instances that offer it are eligible."""
+    bench.mesh.answer = saying('{"sql": "SELECT COUNT(*) FROM teams"}')
+    async with ready(bench, is_structured=True):
+        assert (await bench.ask(QUESTION)).rows == ((12,),)
+    asked = {one.stage: one for one in bench.mesh.requests}
+    assert asked["generate_candidate"].needs.features == ("structured_output",)
+    assert asked["generate_candidate"].extra["response_format"]["type"] == "json_schema"
+    assert asked["extract_keywords"].extra == {}
 
 
 async def test_progress_is_told_while_it_happens(bench: AgentBench):

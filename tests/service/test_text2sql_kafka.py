@@ -7,18 +7,29 @@ import secrets
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
+from services.cli.embedded import EmbeddedParams, open_mesh_on
+from services.cli.options import mesh_settings
+from services.cli.text2sql.ask import AskPlan, ask
+from services.cli.text2sql.mesh import AgentPlan
+from services.cli.workload import load_fleet
 from services.text2sql.samples.writing import sample_file, sample_questions
+from services.text2sql.scripted.engine import ScriptedEngine
+from services.text2sql.scripted.model import ScriptedModel
 from shared.adapters.clock import SystemClock
 from shared.adapters.kafka import KafkaBroker
 from shared.adapters.kafka_params import KafkaParams
 from shared.adapters.local_process import LocalProcess
 from shared.contracts.messages import CallOutcome, QueryRequest, StageRequest
 from shared.contracts.topics import Topics
+from shared.domain.instance import InstanceSpec
+from shared.ports import Clock, Engine
 from shared.sdk import open_questions
 from tests.support.agents import scripted
 from tests.support.played_mesh import playing
@@ -47,7 +58,6 @@ class Agents:
             "HEXFLOW_KAFKA__BOOTSTRAP_SERVERS": self.kafka,
             "HEXFLOW_REDIS__URL": self.redis,
             "HEXFLOW_TOPICS__PREFIX": self.prefix,
-            "HEXFLOW_TOPICS__REQUEST_PARTITIONS": "1",
             "TEXT2SQL_AGENT_ID": f"agent-{number}",
             "TEXT2SQL_DATABASES": json.dumps({"league": self.database}),
         }
@@ -136,3 +146,94 @@ async def test_an_agent_killed_at_every_stage_boundary_gives_one_answer(agents: 
             assert set(sent.values()) == {1}, sent
             assert len(sent) == len(final.calls)
             assert questions.counts["duplicates"] == 0
+
+
+async def test_agents_that_come_and_go_answer_every_question_once(agents: Agents):
+    """Two agents share the questions; one is told to stop, and its open ones go to the other."""
+    clock = SystemClock()
+    topics = Topics(prefix=agents.prefix, request_partitions=4, result_partitions=2)
+    known = sample_questions("league").questions[:16]
+    answer, held = scripted(known), list[StageRequest]()
+    is_holding = True
+
+    def hold(request: StageRequest) -> list[CallOutcome]:
+        if is_holding and request.stage == "generate_candidate":
+            held.append(request)
+            return []
+        return list(answer(request))
+
+    async with KafkaBroker.open(KafkaParams(bootstrap_servers=agents.kafka)) as broker:
+        await broker.create_topics(topics.specs())
+        async with (
+            playing(broker, clock, topics, hold) as mesh,
+            open_questions(broker, topics, clock, partition=1) as questions,
+        ):
+            await asyncio.to_thread(agents.start)
+            await asyncio.to_thread(agents.start)
+            asked = [
+                await questions.ask(
+                    QueryRequest(query_id=f"q-{one.id}", question=one.question, slo_s=3_600.0)
+                )
+                for one in known
+            ]
+            async with asyncio.timeout(120):
+                while len(held) < 2 * len(known):  # all wait for their candidates
+                    await asyncio.sleep(0.05)
+            await asyncio.to_thread(agents.processes[0].stop, 40.0)
+            is_holding = False
+            for request in held:
+                for outcome in answer(request):
+                    await mesh.publish(request, outcome)
+            async with asyncio.timeout(120):
+                results = [await one.result() for one in asked]
+            assert {result.kind for result in results} == {"completed"}
+            sent = Counter(call.request_id for call in mesh.requests)
+            again = {one for one, times in sent.items() if times > 1}
+            assert again <= {request.request_id for request in held}  # not ended: sent again
+            assert len(sent) == sum(len(result.calls) for result in results)
+
+
+async def test_a_mesh_that_runs_already_is_asked_with_and_without_agents(
+    agents: Agents, kafka_server: KafkaServer
+):
+    """A database by its address is asked from here; a name, by the agents that know it."""
+    (one,) = [one for one in sample_questions("league").questions if one.id == "l20"]
+    model = ScriptedModel([one])
+
+    @asynccontextmanager
+    async def scripted_engine(spec: InstanceSpec, clock: Clock) -> AsyncIterator[Engine]:
+        async with ScriptedEngine.open(spec, clock, model) as engine:
+            yield engine
+
+    params = EmbeddedParams(
+        fleet=load_fleet("hetero-1")[:1], tunes=False, drain_s=1.0, open_engine=scripted_engine
+    )
+    clock = SystemClock()
+    async with (
+        KafkaBroker.open(KafkaParams(bootstrap_servers=kafka_server.bootstrap)) as broker,
+        open_mesh_on(broker, clock, params, Topics(prefix=agents.prefix)) as mesh,
+    ):
+        agents.redis = mesh.state_url
+        await asyncio.to_thread(agents.start)
+        settings = mesh_settings(kafka=kafka_server.bootstrap, redis=mesh.state_url)
+        topics = settings.topics.model_copy(update={"prefix": agents.prefix})
+        settings = settings.model_copy(update={"topics": topics})
+        for databases, name in (({"mine": agents.database}, "mine"), ({}, "league")):
+            console = Console(record=True, width=200)
+            plan = AskPlan(
+                agent=AgentPlan(databases=databases, settings=settings),
+                request=QueryRequest(
+                    query_id=f"asked-{name}",
+                    question=one.question,
+                    hint=one.hint,
+                    database=name,
+                    slo_s=600.0,
+                    events=True,
+                ),
+                is_quiet=False,
+            )
+            async with asyncio.timeout(100):
+                result = await ask(plan, console)
+            assert (result.kind, result.sql.split()) == ("completed", one.sql.split())
+            assert result.agent_id.startswith("cli-") is bool(databases)
+            assert "generate_candidate" in console.export_text()

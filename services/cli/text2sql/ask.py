@@ -20,10 +20,11 @@ from services.cli.options import (
     mesh_settings,
 )
 from services.cli.real_engines import EngineOption, OpenAIOption, choice_of
-from services.cli.text2sql.mesh import AgentPlan, database_named, open_agent_mesh
+from services.cli.text2sql.mesh import AgentPlan, database_named, is_plain_name, open_agent_mesh
 from services.cli.text2sql.shown import result_json, rows_table, show_event, time_table
 from services.text2sql.recording import trace_of
 from shared.contracts.messages import QueryRequest, QueryResult
+from shared.contracts.query_events import QueryEvent
 from shared.errors import ConfigError
 from shared.simulation.trace_file import dump_trace
 
@@ -54,12 +55,13 @@ async def ask(plan: AskPlan, console: Console) -> QueryResult:
     Raises:
         ConfigError: A database, model or file cannot be used.
     """
-    async with open_agent_mesh(plan.agent, console) as mesh:
-        asked = await mesh.questions.ask(plan.request)
-        async for event in asked.events():
-            if not plan.is_quiet:
-                show_event(console, event)
-        return await asked.result()
+
+    def show(event: QueryEvent) -> None:
+        if not plan.is_quiet:
+            show_event(console, event)
+
+    async with open_agent_mesh(plan.agent, console) as asking:
+        return await asking(plan.request, show)
 
 
 @app.command()
@@ -70,7 +72,7 @@ def command(
         typer.Option(
             metavar="URL|NAME",
             help="sqlite:///FILE, postgresql://USER@HOST:PORT/NAME, or the name of a sample: "
-            "bazaar, league.",
+            "bazaar, league. With --kafka also: a name that the agents there know.",
         ),
     ],
     hint: Annotated[str, typer.Option(help="What one has to know beside the question.")] = "",
@@ -103,10 +105,11 @@ def command(
     engines = choice_of(None if openai else engine, openai)
     if kafka is None and engines is None:
         raise ConfigError("a simulated engine has nothing to say: --engine llamacpp or --openai")
-    name, url = database_named(db)
+    is_theirs = kafka is not None and is_plain_name(db)
+    name, url = (db, "") if is_theirs else database_named(db)
     plan = AskPlan(
         agent=AgentPlan(
-            databases={name: url},
+            databases={} if is_theirs else {name: url},
             engines=engines,
             settings=mesh_settings(kafka=kafka, redis=redis) if kafka else None,
             model=model,

@@ -18,7 +18,7 @@ from services.cli.interrupts import run_until_stopped
 from services.cli.options import JsonOption, VerboseOption, configure_logs
 from services.cli.real_engines import EngineOption, OpenAIOption, choice_of
 from services.cli.text2sql.ask import TraceOption
-from services.cli.text2sql.mesh import AgentMesh, AgentPlan, database_named, open_agent_mesh
+from services.cli.text2sql.mesh import AgentPlan, database_named, open_agent_mesh, unseen
 from services.cli.text2sql.scoring import Score, same_rows, summary
 from services.text2sql.recording import trace_of
 from services.text2sql.samples.writing import (
@@ -67,7 +67,7 @@ async def evaluate(plan: EvalPlan, console: Console, *, quiet: bool) -> list[Sco
             name: await stack.enter_async_context(Database.open(name, url))
             for name, url in plan.agent.databases.items()
         }
-        mesh = await stack.enter_async_context(open_agent_mesh(plan.agent, console))
+        asking = await stack.enter_async_context(open_agent_mesh(plan.agent, console))
         progress = stack.enter_context(Progress(console=console, disable=quiet))
         task = progress.add_task("questions", total=len(plan.questions))
         slots = asyncio.Semaphore(plan.concurrency)
@@ -75,7 +75,7 @@ async def evaluate(plan: EvalPlan, console: Console, *, quiet: bool) -> list[Sco
 
         async def one(question: Question) -> None:
             async with slots:
-                result = await _ask(mesh, plan, question)
+                result = await asking(_request(plan, question), unseen)
             scores.append(await _score(databases[question.database], question, result))
             progress.advance(task)
 
@@ -86,18 +86,15 @@ async def evaluate(plan: EvalPlan, console: Console, *, quiet: bool) -> list[Sco
     return sorted(scores, key=lambda score: order[score.question.id])
 
 
-async def _ask(mesh: AgentMesh, plan: EvalPlan, question: Question) -> QueryResult:
-    asked = await mesh.questions.ask(
-        QueryRequest(
-            query_id=f"eval-{question.id[:40]}-{secrets.token_hex(6)}",
-            question=question.question,
-            hint=question.hint,
-            database=question.database,
-            slo_s=plan.slo_s,
-            max_rows=GOLD_ROWS,
-        )
+def _request(plan: EvalPlan, question: Question) -> QueryRequest:
+    return QueryRequest(
+        query_id=f"eval-{question.id[:40]}-{secrets.token_hex(6)}",
+        question=question.question,
+        hint=question.hint,
+        database=question.database,
+        slo_s=plan.slo_s,
+        max_rows=GOLD_ROWS,
     )
-    return await asked.result()
 
 
 async def _score(database: Database, question: Question, result: QueryResult) -> Score:

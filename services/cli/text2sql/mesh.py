@@ -6,10 +6,9 @@ The only module of the command line that runs the agent.
 import asyncio
 import os
 import secrets
-import zlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -20,7 +19,9 @@ from services.cli.real_engines import EngineChoice, OpenEngine, open_real
 from services.cli.remote import open_remote
 from services.cli.session import MeshAccess
 from services.cli.workload import load_fleet
+from services.text2sql.answering import Answering
 from services.text2sql.app import build_agent
+from services.text2sql.desk import open_desk
 from services.text2sql.params import AgentParams
 from services.text2sql.samples.writing import SAMPLES, Question, sample_file
 from services.text2sql.scripted.engine import ScriptedEngine
@@ -28,14 +29,16 @@ from services.text2sql.scripted.model import ScriptedModel
 from services.text2sql.sql.drivers import Limits, open_driver
 from shared.adapters.local_kafka import default_cache_dir
 from shared.adapters.redis_store import RedisParams, RedisStore
-from shared.contracts.topics import QUERY_RESULTS
+from shared.contracts.messages import QueryRequest, QueryResult
+from shared.contracts.query_events import QueryEvent, decode_event
+from shared.contracts.topics import QUERY_RESULTS, STAGE_RESULTS
 from shared.domain.instance import InstanceSpec
 from shared.ports import Clock, Engine, StateStore
 from shared.runtime.connections import redis_params
 from shared.runtime.health import Health
 from shared.runtime.metrics import Metrics
 from shared.runtime.settings import MeshSettings
-from shared.sdk import Questions, open_questions
+from shared.sdk import open_producer, open_questions
 
 MAX_SCHEMA_TOKENS = 3_000
 PROMPT_ROOM_TOKENS = 1_100
@@ -48,7 +51,7 @@ class AgentPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Where an agent runs, and with what.
 
     Attributes:
-        databases: Name -> address.
+        databases: Name -> address; none: the agents of the mesh that runs already are asked.
         engines: Real engines; None: the scripted model.
         questions: What the scripted model knows.
         settings: A mesh that runs already; None: one in this process.
@@ -70,18 +73,25 @@ class AgentPlan(msgspec.Struct, frozen=True, kw_only=True):
     max_open: int = 32
 
 
-@dataclass(frozen=True, kw_only=True)
-class AgentMesh:
-    """A mesh with an agent."""
+Show = Callable[[QueryEvent], None]
+AskFunction = Callable[[QueryRequest, Show], Awaitable[QueryResult]]
 
-    access: MeshAccess
-    questions: Questions
-    model: str
+
+def unseen(event: QueryEvent) -> None:
+    """Show nothing."""
+    del event
 
 
 @asynccontextmanager
-async def open_agent_mesh(plan: AgentPlan, console: Console) -> AsyncIterator[AgentMesh]:
-    """Have a mesh with an agent for as long as the block lasts.
+async def open_agent_mesh(plan: AgentPlan, console: Console) -> AsyncIterator[AskFunction]:
+    """Have a mesh that answers questions for as long as the block lasts.
+
+    Without `settings` everything runs in this process, the agent included. With them the mesh runs
+    already: a database that is named by its address is asked by an agent in this process, which
+    takes no questions but this command's; one that is named otherwise, by the agents of that mesh.
+
+    Yields:
+        What asks a question, shows its events and returns its result.
 
     Raises:
         ConfigError: A database, model or file cannot be used.
@@ -90,34 +100,96 @@ async def open_agent_mesh(plan: AgentPlan, console: Console) -> AsyncIterator[Ag
     async with AsyncExitStack() as stack:
         if plan.settings is None:
             access, store, fleet = await _embedded(plan, console, stack)
+            await stack.enter_async_context(_agent(access, store, _params(plan, fleet)))
+            yield await _asking_agents(access, store, stack)
+            return
+        remote = await stack.enter_async_context(open_remote(plan.settings, None))
+        store = await stack.enter_async_context(RedisStore.open(redis_params(plan.settings)))
+        if plan.databases:
+            yield await _asking_here(remote, _params(plan, remote.fleet), stack)
         else:
-            remote = await stack.enter_async_context(open_remote(plan.settings, None))
-            store = await stack.enter_async_context(RedisStore.open(redis_params(plan.settings)))
-            access, fleet = remote, remote.fleet
-        model = plan.model or fleet[0].model
-        params = AgentParams(
-            agent_id=f"cli-{secrets.token_hex(4)}",
-            model=model,
-            databases=plan.databases,
-            workflow_files=plan.workflow_files,
-            limits=Limits(),
-            schema_tokens=plan.schema_tokens or _schema_tokens(fleet, model),
-            is_structured=plan.engines is not None and _offers_structure(fleet, model),
-            max_open=plan.max_open,
-            drain_s=0.0,
+            yield await _asking_agents(remote, store, stack)
+
+
+def _params(plan: AgentPlan, fleet: Sequence[InstanceSpec]) -> AgentParams:
+    model = plan.model or fleet[0].model
+    return AgentParams(
+        agent_id=f"cli-{secrets.token_hex(4)}",
+        model=model,
+        databases=plan.databases,
+        workflow_files=plan.workflow_files,
+        limits=Limits(),
+        schema_tokens=plan.schema_tokens or _schema_tokens(fleet, model),
+        is_structured=plan.engines is not None and _offers_structure(fleet, model),
+        max_open=plan.max_open,
+        drain_s=0.0,
+    )
+
+
+async def _asking_agents(
+    access: MeshAccess, store: StateStore, stack: AsyncExitStack
+) -> AskFunction:
+    """Return what asks the mesh's agents, through `queries`."""
+    count = await access.broker.partitions_of(access.topics.name(QUERY_RESULTS))
+    questions = await stack.enter_async_context(
+        open_questions(
+            access.broker,
+            access.topics,
+            access.clock,
+            partition=secrets.randbelow(count),
+            store=store,
         )
-        await stack.enter_async_context(_agent(access, store, params))
-        count = await access.broker.partitions_of(access.topics.name(QUERY_RESULTS))
-        questions = await stack.enter_async_context(
-            open_questions(
-                access.broker,
-                access.topics,
-                access.clock,
-                partition=zlib.crc32(params.agent_id.encode()) % count,
-                store=store,
-            )
+    )
+
+    async def ask(request: QueryRequest, show: Show) -> QueryResult:
+        asked = await questions.ask(request)
+        if request.events:
+            async for event in asked.events():
+                show(event)
+        return await asked.result()
+
+    return ask
+
+
+async def _asking_here(
+    access: MeshAccess, params: AgentParams, stack: AsyncExitStack
+) -> AskFunction:
+    """Return what drives a question's calls from this process."""
+    desk = await stack.enter_async_context(open_desk(params, access.clock, None))
+    count = await access.broker.partitions_of(access.topics.name(STAGE_RESULTS))
+    producer = await stack.enter_async_context(
+        open_producer(
+            access.broker, access.topics, access.clock, partition=secrets.randbelow(count)
         )
-        yield AgentMesh(access=access, questions=questions, model=model)
+    )
+
+    async def ask(request: QueryRequest, show: Show) -> QueryResult:
+        shown = replace(desk, store=_Shown(show))
+        return await Answering(request, access.clock.now_s(), shown).answer(producer)
+
+    return ask
+
+
+class _Shown:
+    """Shows events in place of storing them."""
+
+    def __init__(self, show: Show) -> None:
+        self._show = show
+
+    async def append_chunk(self, request_id: str, attempt: int, index: int, text: str) -> None:
+        """Show one event."""
+        del request_id, attempt, index
+        event = decode_event(text)
+        if event is not None:
+            self._show(event)
+
+    async def chunks(
+        self, request_id: str, *, after: str = "0-0", timeout_s: float = 1.0
+    ) -> AsyncIterator[tuple[str, int, int, str]]:
+        """Yield nothing: nothing is kept."""
+        del request_id, after, timeout_s
+        return
+        yield
 
 
 async def _embedded(
@@ -204,3 +276,8 @@ def database_named(text: str) -> tuple[str, str]:
     name, url = (path.stem, f"sqlite:///{path}") if is_file else ("database", text)
     open_driver(url, Limits()).engine.dispose()  # tells what is wrong before anything is started
     return name, url
+
+
+def is_plain_name(text: str) -> bool:
+    """Return whether a text is neither a sample, nor a file, nor an address."""
+    return text not in SAMPLES and text.replace("-", "").replace("_", "").isalnum()

@@ -1,13 +1,30 @@
 """What is told while a question is worked on: events in the state store, for whoever wants them."""
 
+from collections.abc import AsyncIterator
+from typing import Protocol
+
 import structlog
 
 from shared.contracts.query_events import EventKind, QueryEvent, encode_event, event_stream
 from shared.errors import StateUnavailable
-from shared.ports import Clock, StateStore
+from shared.ports import Clock
 
 MAX_ATTEMPT = 1_000
 log = structlog.get_logger(__name__)
+
+
+class EventStore(Protocol):
+    """What progress needs of a state store; see `StateStore`."""
+
+    async def append_chunk(self, request_id: str, attempt: int, index: int, text: str) -> None:
+        """Append one chunk."""
+        ...
+
+    def chunks(
+        self, request_id: str, *, after: str = "0-0", timeout_s: float = 1.0
+    ) -> AsyncIterator[tuple[str, int, int, str]]:
+        """Yield the chunks that are there."""
+        ...
 
 
 class Progress:
@@ -19,7 +36,7 @@ class Progress:
         query_id: The question.
     """
 
-    def __init__(self, store: StateStore | None, clock: Clock, query_id: str) -> None:
+    def __init__(self, store: EventStore | None, clock: Clock, query_id: str) -> None:
         self._store = store
         self._clock = clock
         self._stream = event_stream(query_id)
