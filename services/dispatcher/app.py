@@ -48,7 +48,7 @@ def build_dispatcher(
 
 async def run(mesh: MeshSettings, settings: DispatcherSettings, stop: asyncio.Event) -> None:
     """Run a dispatcher as a process of its own until `stop` is set."""
-    clock = SystemClock(time_scale=mesh.time_scale)
+    clock = SystemClock(time_scale=mesh.time_scale, shift_s=mesh.clock_shift_s)
     metrics, health = Metrics("dispatcher"), Health(clock)
     async with (
         probes(health, metrics, host=mesh.probes.host, port=mesh.probes.port),

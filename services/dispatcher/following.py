@@ -38,6 +38,8 @@ from shared.runtime.health import Health
 from shared.runtime.metrics import Metrics
 from shared.runtime.tables import Follower, OnRecord, follow_topic
 
+EVENTS_TAIL = 500
+"""Of each partition of `latency-events`: tells a new dispatcher how fast the fleet is."""
 log = structlog.get_logger(__name__)
 
 
@@ -95,7 +97,7 @@ class Tables:
                     self._topics.name(topic),
                     self._guarded(topic, handler),
                     lambda topic=topic: self._health.beat(topic),  # type: ignore[misc]
-                    start="end" if topic == LATENCY_EVENTS else "beginning",
+                    tail=EVENTS_TAIL if topic == LATENCY_EVENTS else None,
                 )
             )
             for topic, handler in handlers.items()

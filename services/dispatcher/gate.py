@@ -4,7 +4,7 @@ What happened is read from `latency-events`, which tell of every dispatcher's ca
 dispatcher knows the demand of the whole mesh but for the calls that are under way at others.
 """
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Sequence
 
 from services.dispatcher.control import Control, pool_of
@@ -23,6 +23,7 @@ TYPICAL_PREFILL_SHARE = 0.2
 TYPICAL_CONTEXT_TOKENS = 4_000
 SAME_INSTANT_S = 0.001
 NOTHING_LEFT = 0.05
+MAX_PAST = 10_000
 
 
 class _Pool:
@@ -48,6 +49,7 @@ class Gate:
         self._rules = AdmissionRules(margin=params.admission_margin, weights=params.tenant_weights)
         self._pools: dict[str, _Pool] = {}
         self._models: dict[str, str] = {}
+        self._past: deque[LatencyEvent] = deque(maxlen=MAX_PAST)
         self._decided: OrderedDict[str, tuple[str, str | None]] = OrderedDict()
 
     def judge(self, prepared: Prepared, views: Sequence[InstanceView]) -> str | None:
@@ -77,13 +79,18 @@ class Gate:
         """Take a latency event."""
         pool = self._pools.get(self._models.get(event.model, ""))
         if pool is None:
-            return
+            self._past.append(event)
+        else:
+            self._learn(pool, event)
+
+    def _learn(self, pool: _Pool, event: LatencyEvent) -> None:
         now_s, times = self._clock.now_s(), self._times(pool)
         work_s = times.call_s(event.workflow, event.stage)
         if event.kind != "completed":
             pool.admission.demand.remove(event.query_id)
             return
-        pool.throughput.finished(_finished(event, work_s, now_s), self._prior(pool))
+        ended_s = min(now_s, event.times.finished_at_s or now_s)
+        pool.throughput.finished(_finished(event, work_s, ended_s), self._prior(pool))
         after_s = times.work_after_s(event.workflow, event.stage, event.iteration)
         deadline_s = event.arrival_s + event.slo_s
         key = (event.stage, event.iteration)
@@ -139,11 +146,14 @@ class Gate:
             pool.admission.demand.add(query_id, deadline_s, left_s, now_s)
 
     def _pool(self, model: str, views: Sequence[InstanceView]) -> _Pool:
+        is_new = model not in self._models
         name = self._models[model] = pool_of(model, (view.spec for view in views))
-        if name not in self._pools:
-            self._pools[name] = _Pool(self._rules)
-        pool = self._pools[name]
+        pool = self._pools.setdefault(name, _Pool(self._rules))
         pool.members = views
+        if is_new:
+            past = [event for event in self._past if event.model == model]
+            for event in sorted(past, key=_ended_s):
+                self._learn(pool, event)
         return pool
 
     def _times(self, pool: _Pool) -> FleetTimes:
@@ -175,10 +185,14 @@ def _typical_gain(view: InstanceView) -> float:
     return slots / stretch(slots - 1.0, TYPICAL_PREFILL_SHARE)
 
 
-def _finished(event: LatencyEvent, work_s: float, now_s: float) -> Finished:
+def _ended_s(event: LatencyEvent) -> float:
+    return event.times.finished_at_s or 0.0
+
+
+def _finished(event: LatencyEvent, work_s: float, ended_s: float) -> Finished:
     times = event.times
-    started_s, ended_s = times.started_at_s, times.finished_at_s
-    service_s = (ended_s - started_s) if started_s is not None and ended_s is not None else 0.0
+    started_s, finished_s = times.started_at_s, times.finished_at_s
+    service_s = finished_s - started_s if started_s is not None and finished_s is not None else 0.0
     waited_s = (
         started_s - times.queued_at_s
         if started_s is not None and times.queued_at_s is not None
@@ -189,5 +203,5 @@ def _finished(event: LatencyEvent, work_s: float, now_s: float) -> Finished:
         t_comp_s=event.t_comp_s,
         waited_s=max(0.0, waited_s),
         service_s=max(0.0, service_s),
-        ended_s=now_s,
+        ended_s=ended_s,
     )

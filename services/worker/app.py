@@ -50,7 +50,7 @@ async def run(mesh: MeshSettings, settings: WorkerSettings, stop: asyncio.Event)
         EngineDead: The engine died; its calls are handed back.
     """
     spec, topics, name = settings.spec(), mesh.topics.topics(), f"worker-{settings.instance_id}"
-    clock = SystemClock(time_scale=mesh.time_scale)
+    clock = SystemClock(time_scale=mesh.time_scale, shift_s=mesh.clock_shift_s)
     metrics, health = Metrics("worker", spec.instance_id), Health(clock)
     async with (
         probes(health, metrics, host=mesh.probes.host, port=mesh.probes.port),
@@ -59,7 +59,12 @@ async def run(mesh: MeshSettings, settings: WorkerSettings, stop: asyncio.Event)
     ):
         await Publisher(broker, topics, clock).learn_time(name, stop.is_set)
         async with open_engine(  # reads the clock at once
-            settings.engine, spec, clock, openai=settings.openai, fault_file=settings.fault_file
+            settings.engine,
+            spec,
+            clock,
+            openai=settings.openai,
+            vllm=settings.vllm,
+            fault_file=settings.fault_file,
         ) as engine:
             worker = build_worker(
                 broker=broker,

@@ -77,6 +77,7 @@ class SystemClock:
 
     Args:
         time_scale: Mesh seconds per wall second, > 0; 1 in production.
+        shift_s: Added to the wall clock, wall seconds: a host whose clock is wrong, for chaos runs.
         wall: Source of Unix seconds; read once.
         monotonic: Source of monotonic seconds.
     """
@@ -85,6 +86,7 @@ class SystemClock:
         self,
         time_scale: float = 1.0,
         *,
+        shift_s: float = 0.0,
         wall: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -92,7 +94,7 @@ class SystemClock:
             raise ValueError(f"time_scale must be a number above 0, not {time_scale}")
         self._time_scale = time_scale
         self._monotonic = monotonic
-        self._anchor_s = wall() - monotonic()
+        self._anchor_s = wall() + shift_s - monotonic()
         self._estimate = SkewEstimate()
         self._offset_s = 0.0
         self._offset_at_s = monotonic()

@@ -10,6 +10,7 @@ the pipe open and so keeps the child alive until it ends too.
 All calls block; from a coroutine use `asyncio.to_thread`.
 """
 
+import os
 import secrets
 import socket
 import subprocess
@@ -66,6 +67,10 @@ class LocalProcess:
         self._guard: subprocess.Popen[bytes] | None = None
         # One thread may stop it while another asks whether it runs.
         self._reaping = threading.Lock()
+
+    def set_variable(self, name: str, value: str) -> None:
+        """Set an environment variable of the child; it counts from its next start on."""
+        self._environ = {**(os.environ if self._environ is None else self._environ), name: value}
 
     @property
     def pid(self) -> int | None:

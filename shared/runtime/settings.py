@@ -166,6 +166,8 @@ class MeshSettings(BaseSettings):
     traces: TraceSettings = TraceSettings()
     time_scale: float = Field(default=1.0, gt=0, le=1_000)
     """Mesh seconds per wall second; above 1 only with simulated engines."""
+    clock_shift_s: float = Field(default=0.0, ge=-1e9, le=1e9)
+    """Added to this host's wall clock, wall seconds; for chaos runs only."""
     max_attempts: int = Field(default=MAX_ATTEMPTS, ge=1, le=100)
     """Attempts of a call that may fail, or lose their instance, until it ends failed."""
     drain_s: float = Field(default=30.0, gt=0, le=3_600)

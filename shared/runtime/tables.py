@@ -70,10 +70,23 @@ async def follow_topic(
     on_record: OnRecord,
     beat: Callable[[], None] = lambda: None,
     *,
-    start: StartAt = "beginning",
+    tail: int | None = None,
 ) -> AsyncIterator[Follower]:
-    """Open a follower of all partitions of a topic (full name), of news only with `start="end"`."""
+    """Open a follower of all partitions of a topic.
+
+    Args:
+        broker: Where it is.
+        topic: Full name.
+        on_record: Called for every record in order; must not block.
+        beat: Called on every turn of the loop.
+        tail: Begin with so many records of each partition's past; None: with all.
+    """
     count = await broker.partitions_of(topic)
     partitions = [TopicPartition(topic, index) for index in range(count)]
+    start: StartAt = "beginning" if tail is None else "end"
     async with broker.partition_consumer(partitions, start=start) as consumer:
+        if tail is not None:
+            begins = await consumer.beginning_offsets()
+            for tp, end in (await consumer.end_offsets()).items():
+                consumer.seek(tp, max(begins[tp], end - tail))
         yield Follower(consumer, on_record, beat)

@@ -15,13 +15,23 @@ FaultKind = Literal[
     "pause-worker",
     "hang-engine",
     "fail-engine",
+    "partition-worker",
+    "jump-clock",
     "stop-broker",
+    "kill-broker",
     "restart-redis",
     "flush-redis",
+    "lose-aof-second",
     "rolling-restart",
 ]
 KINDS: tuple[FaultKind, ...] = get_args(FaultKind)
-SERVER_FAULTS = frozenset({"stop-broker", "restart-redis", "flush-redis"})
+SERVER_FAULTS = frozenset(
+    {
+        *("partition-worker", "stop-broker", "kill-broker"),
+        *("restart-redis", "flush-redis", "lose-aof-second"),
+    }
+)
+"""Not done to servers of somebody else; the far worker's proxies stand before our own only."""
 SHORT = ("kill-worker", "kill-dispatcher", "flush-redis")
 
 QUIET_S = (1.0, 3.0)
@@ -31,10 +41,19 @@ BROKER_DOWN_S = 10.0
 REDIS_DOWN_S = 2.0
 PAUSE_S = 10.0
 """Above the dispatchers' `dead_after_s`: the paused worker's calls are given to others."""
+PARTITION_S = 12.0
+"""Likewise: whoever is cut off for so long has lost its calls."""
+FAIL_S = 60.0
 ENGINE_S = 20.0
 """Above what a generation may take without a result in a chaos run's workers."""
 ON_A_WORKER = ("pause-worker", "hang-engine", "fail-engine")
-REPAIRS_S = {"rolling-restart": 30.0, "pause-worker": 3.0, "stop-broker": 6.0}
+REPAIRS_S = {
+    "rolling-restart": 30.0,
+    "pause-worker": 3.0,
+    "partition-worker": 3.0,
+    "stop-broker": 6.0,
+    "kill-broker": 6.0,
+}
 REPAIR_S = 4.0
 
 
@@ -98,11 +117,15 @@ def duration_s(plan: Sequence[Fault]) -> float:
 
 
 def _of_kind(kind: FaultKind, processes: Sequence[str], rng: Random, *, short: bool) -> list[Fault]:
-    if kind.startswith("kill-"):
+    if kind.startswith("kill-") and kind not in SERVER_FAULTS:
         service = kind.removeprefix("kill-")
         victims = [name for name in processes if name.startswith(service)]
         if short:
             victims = [rng.choice(victims)]
+    elif kind == "partition-worker":
+        victims = [[name for name in processes if name.startswith("worker")][-1]]
+    elif kind == "jump-clock":
+        victims = [rng.choice([name for name in processes if not name.startswith("tuner")])]
     elif kind in ON_A_WORKER:
         victims = [rng.choice([name for name in processes if name.startswith("worker")])]
     else:
@@ -128,8 +151,12 @@ def _down_s(kind: FaultKind, turn: int, *, short: bool) -> float:
         "kill-tuner": QUICK_S,
         "pause-worker": PAUSE_S,
         "hang-engine": ENGINE_S,
-        "fail-engine": ENGINE_S,
+        "fail-engine": ENGINE_S if short else FAIL_S,
+        "partition-worker": PARTITION_S,
+        "jump-clock": QUICK_S,
         "stop-broker": BROKER_DOWN_S,
+        "kill-broker": REDIS_DOWN_S,
+        "lose-aof-second": REDIS_DOWN_S,
         "restart-redis": REDIS_DOWN_S,
     }
     return times.get(kind, 0.0)

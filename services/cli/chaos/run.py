@@ -154,6 +154,7 @@ def _processes(plan: ChaosPlan, fleet: tuple[InstanceSpec, ...]) -> ProcessesPar
     if plan.settings is not None:  # the broker decides what is allowed
         extra = {}
     extra |= {
+        "DISPATCHER_ADMISSION": "false",  # late is late, but every query is to end here
         "WORKER_STALL_FLOOR_S": repr(STALL_WALL_S * plan.time_scale),
         "WORKER_STALL_WALL_S": repr(STALL_WALL_S),
         "WORKER_STALL_FACTOR": "4",
@@ -211,13 +212,19 @@ class _Run:
         self._report("starting the mesh")
         params = _processes(self._plan, self._fleet)
         async with (
-            open_processes(self._settings, params, self._plan.folder) as mesh,
+            open_processes(self._settings, self._with_far(params), self._plan.folder) as mesh,
             self._following(mesh) as ledger,
         ):
             supervisor = Supervisor(mesh, ledger, self._servers, self._report)
             with Journal(self._journal_path) as journal:
                 await self._produce(mesh, journal, supervisor, faults, stop)
         return supervisor
+
+    def _with_far(self, params: ProcessesParams) -> ProcessesParams:
+        """Let the last worker reach its servers through the proxies that can be cut."""
+        far = dict(self._servers.far_variables)
+        last = self._fleet[-1].instance_id
+        return msgspec.structs.replace(params, worker_variables={last: far}) if far else params
 
     async def _produce(
         self,

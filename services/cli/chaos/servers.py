@@ -3,17 +3,23 @@
 import asyncio
 import os
 import shutil
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
+from urllib.parse import urlsplit
 
+from services.cli.chaos.proxy import Proxy
 from shared.adapters.embedded_redis import EmbeddedRedis, EmbeddedRedisParams
 from shared.adapters.local_kafka import LocalKafka, LocalKafkaParams, default_cache_dir
 from shared.adapters.local_process import LOOPBACK, LocalProcess, connect, free_port
+from shared.errors import ConfigError
 
 START_TIMEOUT_S = 30.0
+FAR = "FAR"
+"""Kafka's listener for the far worker: its address is the proxy's."""
+AOF = "appendonlydir"
 
 
 class Server(Protocol):
@@ -25,6 +31,10 @@ class Server(Protocol):
 
     def stop(self) -> None:
         """Shut it down in order."""
+        ...
+
+    def kill(self) -> None:
+        """End it with SIGKILL."""
         ...
 
 
@@ -64,6 +74,10 @@ class OwnRedis:
         """Shut it down in order."""
         self._process.stop()
 
+    def kill(self) -> None:
+        """End it with SIGKILL."""
+        self._process.kill()
+
     def _answers(self) -> bool:
         with connect(LOOPBACK, self._port) as sock:
             sock.sendall(b"PING\r\n")
@@ -78,6 +92,18 @@ class Servers:
     redis_url: str
     kafka: Server | None = None
     redis: Server | None = None
+    redis_dir: Path | None = None
+    """Where the append-only file of our own Redis is."""
+    proxies: tuple[Proxy, ...] = ()
+    """What stands between the far worker and Kafka and Redis."""
+    far_variables: Mapping[str, str] = field(default_factory=dict)
+    """Environment of the far worker: it reaches both through the proxies."""
+
+    def rewind(self, copy: Path) -> None:
+        """Put the append-only file back as it was when `copy` was made; blocks."""
+        if self.redis_dir is not None:
+            shutil.rmtree(self.redis_dir / AOF)
+            shutil.move(copy, self.redis_dir / AOF)
 
 
 @asynccontextmanager
@@ -91,8 +117,11 @@ async def own_servers(folder: Path, report: Callable[[str], None]) -> AsyncItera
     Raises:
         ConfigError: One of them cannot be started here; says what is missing.
     """
+    properties: dict[str, str] = {}
     kafka = LocalKafka(
         LocalKafkaParams(
+            extra_listeners={FAR: "PLAINTEXT"},
+            properties=properties,
             data_dir=folder / "kafka",
             cache_dir=default_cache_dir(os.environ),
             # Compiling less pays off in a broker that lives for minutes and starts twice.
@@ -109,11 +138,36 @@ async def own_servers(folder: Path, report: Callable[[str], None]) -> AsyncItera
         else EmbeddedRedis(EmbeddedRedisParams(data_dir=redis_dir, port=0))
     )
     try:
-        await asyncio.to_thread(kafka.start)
         await asyncio.to_thread(redis.start)
-        yield Servers(bootstrap=kafka.bootstrap, redis_url=redis.url, kafka=kafka, redis=redis)
+        async with (
+            Proxy.open(_port_of(kafka.address(FAR))) as far_kafka,
+            Proxy.open(_port_of(redis.url)) as far_redis,
+        ):
+            far = f"{LOOPBACK}:{far_kafka.port}"
+            properties["advertised.listeners"] = f"PLAINTEXT://{kafka.bootstrap},{FAR}://{far}"
+            await asyncio.to_thread(kafka.start)
+            yield Servers(
+                bootstrap=kafka.bootstrap,
+                redis_url=redis.url,
+                kafka=kafka,
+                redis=redis,
+                redis_dir=redis_dir,
+                proxies=(far_kafka, far_redis),
+                far_variables={
+                    "HEXFLOW_KAFKA__BOOTSTRAP_SERVERS": far,
+                    "HEXFLOW_REDIS__URL": f"redis://{LOOPBACK}:{far_redis.port}/0",
+                },
+            )
     finally:
         await asyncio.to_thread(redis.stop)
         await asyncio.to_thread(kafka.stop)
         if isinstance(redis, EmbeddedRedis):
             await asyncio.to_thread(redis.close)
+
+
+def _port_of(address: str) -> int:
+    """Return the port of `host:port` or of a URL."""
+    port = urlsplit(address if "//" in address else f"//{address}").port
+    if port is None:
+        raise ConfigError(f"{address} names no port")
+    return port

@@ -7,15 +7,17 @@ of in the report.
 
 import asyncio
 import os
+import shutil
 import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 from services.cli.chaos.audit import Injected, effect_of
-from services.cli.chaos.faults import Fault
+from services.cli.chaos.faults import QUIET_S, Fault
 from services.cli.chaos.ledger import Ledger
-from services.cli.chaos.servers import Server, Servers
+from services.cli.chaos.servers import AOF, Server, Servers
 from services.cli.processes import ProcessMesh
 from shared.adapters.redis_client import RedisClient, RedisParams
 from shared.errors import MeshError, TransientError
@@ -27,6 +29,7 @@ HOLD_S = 0.7
 SEEN_S = 0.25
 """Age from which an unbound call is known to wait, and not only to be unread here."""
 MAX_TRIES = 4
+LOST_S = 1.1
 SETTLE_S = 1.0
 READY_WITHIN_S = 60.0
 STOP_GRACE_S = 40.0
@@ -92,7 +95,11 @@ class Supervisor:
             "pause-worker": self._pause_worker,
             "hang-engine": self._break_engine,
             "fail-engine": self._break_engine,
+            "partition-worker": self._partition_worker,
+            "jump-clock": self._jump_clock,
             "stop-broker": self._stop_broker,
+            "kill-broker": self._kill_broker,
+            "lose-aof-second": self._lose_aof_second,
             "restart-redis": self._restart_redis,
             "flush-redis": self._flush_redis,
             "rolling-restart": self._roll,
@@ -170,6 +177,28 @@ class Supervisor:
             order.unlink(missing_ok=True)
         return at_s, time.time()
 
+    async def _partition_worker(self, fault: Fault) -> tuple[float, float]:
+        """Cut a worker off from Kafka and Redis, and let it back."""
+        await self._until_held(fault.victim)
+        at_s = time.time()
+        for proxy in self._servers.proxies:
+            proxy.cut()
+        try:
+            await asyncio.sleep(fault.down_s)
+        finally:
+            for proxy in self._servers.proxies:
+                proxy.heal()
+        return at_s, time.time()
+
+    async def _jump_clock(self, fault: Fault) -> tuple[float, float]:
+        """Kill a process, and start it again on a host whose clock is an hour off."""
+        process = self._mesh.processes[fault.victim]
+        hours = 1 if fault.quiet_s > sum(QUIET_S) / 2 else -1
+        process.set_variable("HEXFLOW_CLOCK_SHIFT_S", repr(3_600.0 * hours))
+        if fault.victim.startswith("dispatcher"):
+            return await self._kill_dispatcher(fault)
+        return await self._kill_worker(fault)
+
     async def _roll(self, _: Fault) -> tuple[float, float]:
         at_s = time.time()
         for name, process in self._mesh.processes.items():
@@ -208,16 +237,42 @@ class Supervisor:
     async def _restart_redis(self, fault: Fault) -> tuple[float, float]:
         return await self._stop_for(self._servers.redis, fault.down_s)
 
-    async def _stop_for(self, server: Server | None, down_s: float) -> tuple[float, float]:
+    async def _stop_for(
+        self,
+        server: Server | None,
+        down_s: float,
+        *,
+        kills: bool = False,
+        before_start: Callable[[], None] = lambda: None,
+    ) -> tuple[float, float]:
         if server is None:
             raise MeshError("a server of somebody else's cannot be stopped")
         at_s = time.time()
-        await asyncio.to_thread(server.stop)
+        await asyncio.to_thread(server.kill if kills else server.stop)
         try:
             await asyncio.sleep(down_s)
         finally:
+            await asyncio.to_thread(before_start)
             await asyncio.to_thread(server.start)
         return at_s, time.time()
+
+    async def _kill_broker(self, fault: Fault) -> tuple[float, float]:
+        return await self._stop_for(self._servers.kafka, fault.down_s, kills=True)
+
+    async def _lose_aof_second(self, fault: Fault) -> tuple[float, float]:
+        """End Redis with SIGKILL and bring it back as it was a second before, or more."""
+        folder = self._servers.redis_dir
+        if folder is None:
+            raise MeshError("a server of somebody else's cannot be stopped")
+        copy = folder / f"{AOF}.before"
+        await asyncio.to_thread(shutil.copytree, folder / AOF, copy)
+        await asyncio.sleep(LOST_S)
+        return await self._stop_for(
+            self._servers.redis, fault.down_s, kills=True, before_start=lambda: self._rewind(copy)
+        )
+
+    def _rewind(self, copy: Path) -> None:
+        self._servers.rewind(copy)
 
     async def _flush_redis(self, _: Fault) -> tuple[float, float]:
         async with RedisClient.open(RedisParams(url=self._servers.redis_url)) as client:

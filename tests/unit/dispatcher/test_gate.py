@@ -126,3 +126,16 @@ def test_events_of_other_dispatchers_queries_count():
     for index in range(alone):
         bench.see(bench.call(f"foreign-{index}"))
     assert bench.fill() < alone
+
+
+def test_a_new_dispatcher_learns_the_rate_from_the_past():
+    """Events read before the first query of their model count, in order of time."""
+    fresh, taught = Bench(), Bench()
+    now_s = taught.clock.now_s()
+    for index in reversed(range(600)):  # partitions are not read in order of time
+        at_s = now_s - 120.0 + index * 0.2
+        times = CallTimes(queued_at_s=at_s - 9.0, started_at_s=at_s - 5.0, finished_at_s=at_s)
+        taught.see(
+            taught.call(f"old{index}", arrival_s=at_s - 9.0), times=times, slo_s=10.0, t_comp_s=5.0
+        )
+    assert taught.fill() > 2 * fresh.fill()
