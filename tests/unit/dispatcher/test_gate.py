@@ -136,6 +136,6 @@ def test_a_new_dispatcher_learns_the_rate_from_the_past():
         at_s = now_s - 120.0 + index * 0.2
         times = CallTimes(queued_at_s=at_s - 9.0, started_at_s=at_s - 5.0, finished_at_s=at_s)
         taught.see(
-            taught.call(f"old{index}", arrival_s=at_s - 9.0), times=times, slo_s=10.0, t_comp_s=5.0
+            taught.call(f"old{index}", arrival_s=at_s - 9.0), times=times, slo_s=8.0, t_comp_s=5.0
         )
     assert taught.fill() > 2 * fresh.fill()
