@@ -21,7 +21,6 @@ from shared.domain.instance import InstanceSpec
 from shared.domain.trace import TraceCall, TraceQuery, TraceStage
 from shared.errors import TransientError
 from shared.scheduling.attainment import percentile
-from shared.scheduling.profiles import default_shapes, shape_from_trace
 from shared.simulation.scenario import Scenario
 from shared.simulation.simulator import simulate
 from shared.simulation.workload import PoissonArrivals, prepare
@@ -162,12 +161,12 @@ def simulated_run(queries: Sequence[TraceQuery], spec: InstanceSpec) -> RunTimin
 
 
 def _scenario(queries: tuple[TraceQuery, ...], spec: InstanceSpec) -> Scenario:
+    # No shapes: nothing is known of the workflow here, as in the mesh, which has no tuner.
     return Scenario(
         queries=queries,
         fleet=(spec,),
         policy=POLICY,
         alpha=ALPHA,
-        shapes=shape_from_trace(queries, priors=default_shapes()),
         hop_s=HOP_S,
         state_delay_s=STATE_DELAY_S,
     )

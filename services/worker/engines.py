@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, SecretStr
 
@@ -12,12 +12,14 @@ from shared.adapters.openai_engine import OpenAIEngine
 from shared.adapters.openai_params import OpenAIParams
 from shared.adapters.replayed_prompts import ReplayedPrompts
 from shared.adapters.simulated_engine import SimulatedEngine
+from shared.adapters.vllm_engine import VllmEngine
+from shared.adapters.vllm_params import VllmParams
 from shared.domain.instance import InstanceSpec
 from shared.errors import ConfigError
 from shared.ports import Clock, Engine
 from shared.runtime.settings import Group
 
-EngineKind = Literal["simulated", "openai"]
+EngineKind = Literal["simulated", "openai", "vllm"]
 
 
 class OpenAISettings(Group):
@@ -56,6 +58,46 @@ class OpenAISettings(Group):
         return OpenAIParams(**own, api_key=self.api_key.get_secret_value() or None)
 
 
+class VllmSettings(Group):
+    """vLLM inside the worker (`engine=vllm`); what is unset is vLLM's own choice."""
+
+    model: str = ""
+    """Folder or name of the model; empty: the instance's model."""
+    dtype: str = "auto"
+    """Number format in use."""
+    max_model_len: int | None = Field(default=None, ge=1)
+    """Longest prompt plus output, tokens; unset: the model's."""
+    max_num_seqs: int | None = Field(default=None, ge=1)
+    """Most calls in a batch; unset: the instance's."""
+    max_num_batched_tokens: int | None = Field(default=None, ge=1)
+    """Token budget of an iteration; unset: the instance's."""
+    block_size: int | None = Field(default=None, ge=1)
+    """KV block size, tokens."""
+    enforce_eager: bool = False
+    """Start at once, without compiling graphs; slower later."""
+    cpu_kv_cache_gib: int | None = Field(default=None, ge=1, le=4_096)
+    """On CPUs: room of the KV cache, GiB; by itself vLLM claims most of the memory."""
+    cpu_cores: str | None = None
+    """On CPUs: cores its threads are bound to, such as `0-3`."""
+    extra: dict[str, Any] = Field(default={})
+    """Further arguments of vLLM's `AsyncEngineArgs`, as a JSON object."""
+
+    def params(self, spec: InstanceSpec) -> VllmParams:
+        """Return these settings as the adapter takes them.
+
+        Args:
+            spec: The instance, for what is unset.
+
+        Raises:
+            ConfigError: `extra` sets what is hexflow's to set.
+        """
+        own = self.model_dump()
+        own["model"] = self.model or spec.model
+        own["max_num_seqs"] = self.max_num_seqs or spec.max_num_seqs
+        own["max_num_batched_tokens"] = self.max_num_batched_tokens or spec.max_batched_tokens
+        return VllmParams(**own)
+
+
 @asynccontextmanager
 async def open_engine(
     kind: EngineKind,
@@ -63,6 +105,7 @@ async def open_engine(
     clock: Clock,
     *,
     openai: OpenAISettings,
+    vllm: VllmSettings,
     fault_file: Path | None = None,
 ) -> AsyncIterator[Engine]:
     """Run an engine for as long as the block lasts.
@@ -80,5 +123,9 @@ async def open_engine(
         return
     if clock.time_scale != 1:
         raise ConfigError("real engines run in real time: HEXFLOW_TIME_SCALE must be 1")
+    if kind == "vllm":
+        async with VllmEngine.open(spec, vllm.params(spec)) as inner:
+            yield ReplayedPrompts(inner)
+        return
     async with OpenAIEngine.open(spec, openai.params(), clock) as server:
         yield ReplayedPrompts(server)

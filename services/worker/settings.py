@@ -7,14 +7,14 @@ from typing import Annotated, Self
 from pydantic import Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from services.worker.engines import EngineKind, OpenAISettings
+from services.worker.engines import EngineKind, OpenAISettings, VllmSettings
 from services.worker.params import LOOK_PAST, MIB, WorkerParams
 from shared.domain.instance import InstanceSpec
 from shared.errors import ConfigError
 from shared.runtime.settings import MAX_ATTEMPTS
 from shared.simulation.fleets import BUILTIN_GPUS, INSTANCE_ID, builtin_fleet, parse_fleet
 
-NOT_PARAMS = frozenset({"engine", "fleet", "fleet_file", "fault_file", "openai"})
+NOT_PARAMS = frozenset({"engine", "fleet", "fleet_file", "fault_file", "openai", "vllm"})
 WallS = Annotated[float, Field(gt=0, le=3_600)]
 
 
@@ -34,6 +34,7 @@ class WorkerSettings(BaseSettings):
     engine: EngineKind = "simulated"
     """What runs the calls."""
     openai: OpenAISettings = OpenAISettings()
+    vllm: VllmSettings = VllmSettings()
     fleet: str = "hetero-1"
     """Built-in fleet that describes the instance."""
     fleet_file: Path | None = None
