@@ -98,12 +98,15 @@ class CallDesk:
         return len(self._chunks)
 
     @asynccontextmanager
-    async def call(self, request: StageRequest, late_s: float) -> AsyncIterator[OpenCall]:
+    async def call(
+        self, request: StageRequest, late_s: float, *, traceparent: str | None = None
+    ) -> AsyncIterator[OpenCall]:
         """Submit a call; when the block ends before its outcome, it is cancelled on the mesh.
 
         Args:
             request: What to run.
             late_s: How long after the deadline an answer is still wanted, mesh seconds.
+            traceparent: W3C trace context that it belongs to.
 
         Raises:
             Problem: The call is too large, or the broker does not answer.
@@ -112,7 +115,7 @@ class CallDesk:
         self._clients[request_id] += 1
         call: OpenCall | None = None
         try:
-            call = await self._submit(request, late_s)
+            call = await self._submit(request, late_s, traceparent)
             yield call
         finally:
             self._clients[request_id] -= 1
@@ -172,14 +175,19 @@ class CallDesk:
         """Return when every tombstone so far is published."""
         await self._to_cancel.join()
 
-    async def _submit(self, request: StageRequest, late_s: float) -> OpenCall:
+    async def _submit(
+        self, request: StageRequest, late_s: float, traceparent: str | None
+    ) -> OpenCall:
         try:
             async with asyncio.timeout(self._params.submit_timeout_s):
-                submitted = await self._producer.submit(request)
+                submitted = await self._producer.submit(request, traceparent=traceparent)
         except TooLarge as exc:
             raise Problem(413, str(exc), code=exc.reason) from exc
         except TimeoutError as exc:
             raise unavailable("the broker") from exc
+        except (OverflowError, ValueError, TypeError) as exc:  # a number of 30 digits, say
+            text = f"a value in the request cannot be sent: {exc}"
+            raise Problem(400, text, code="invalid_value") from exc
         self.counts["submitted"] += 1
         arrival_s = request.arrival_s if request.arrival_s is not None else submitted.ready_at_s
         if arrival_s is not None:

@@ -5,6 +5,7 @@ tombstones of those that were cut off, close.
 """
 
 import asyncio
+import ipaddress
 import socket
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
@@ -23,6 +24,7 @@ from services.gateway.fleet import Fleet
 from services.gateway.live import Live
 from services.gateway.mesh_routes import MeshRoutes
 from services.gateway.metrics import GatewayMetrics
+from services.gateway.middleware import loopback_names
 from services.gateway.params import GatewayParams
 from services.gateway.query_desk import QueryDesk
 from services.gateway.query_memory import QueryMemory
@@ -58,6 +60,7 @@ from shared.sdk import Producer, Questions, open_producer, open_questions
 REMEMBERED_QUERIES = 20_000
 MAX_EVENTS = 20_000
 CANCELS_WITHIN_S = 5.0
+REPORT_S = 1.0
 Start = Callable[[Coroutine[None, None, None], str], None]
 log = structlog.get_logger(__name__)
 
@@ -99,6 +102,7 @@ class Gateway:
         self.metrics = metrics
         self._health = health
         self._drain_s = drain_s
+        self._is_local = True
         self.access = Access(params.keys_file, clock, params.keys_check_s, metrics)
         self.fleet = Fleet(clock)
         self.board = Board(params.max_queries, params.quiet_s)
@@ -118,6 +122,7 @@ class Gateway:
 
     async def serve(self, sock: socket.socket, stop: asyncio.Event) -> None:
         """Serve on a listening socket until `stop` is set."""
+        self._is_local = ipaddress.ip_address(sock.getsockname()[0]).is_loopback
         # Whatever reads ends before its consumer is closed: tasks inside, consumers outside.
         async with AsyncExitStack() as stack, _background() as start:
             await self._follow_tables(stack, start)
@@ -199,7 +204,18 @@ class Gateway:
         queries = QueryRoutes(
             desk=self.query_desk, access=self.access, admission=admission, params=params
         )
-        return desk, application(calls, queries, mesh, self.metrics)
+        start(self._report(desk), "report")
+        return desk, application(calls, queries, mesh, self.metrics, self._is_host_allowed)
+
+    def _is_host_allowed(self, host: str) -> bool:
+        return not (self._is_local and self.access.tenants.is_open) or loopback_names(host)
+
+    async def _report(self, desk: CallDesk) -> None:
+        """Keep the gauges up to date; runs until cancelled."""
+        while True:
+            self.metrics.open_calls.set(desk.num_open)
+            self.metrics.event_clients.set(self.live.num_clients)
+            await self._clock.sleep_wall(REPORT_S)
 
     async def _follow_tables(self, stack: AsyncExitStack, start: Start) -> None:
         """Follow the mesh's tables; returns when they are read up to the present."""

@@ -1,7 +1,10 @@
 """Around every request: its id, its place in the metrics, and errors in OpenAI's shape."""
 
+import ipaddress
+import re
 import time
 import uuid
+from collections.abc import Callable
 
 import structlog
 from starlette.exceptions import HTTPException
@@ -29,11 +32,15 @@ class Around:
     Args:
         app: What answers.
         metrics: Counts requests.
+        is_host_allowed: Whether a request may name this host; see `loopback_names`.
     """
 
-    def __init__(self, app: ASGIApp, metrics: GatewayMetrics) -> None:
+    def __init__(
+        self, app: ASGIApp, metrics: GatewayMetrics, is_host_allowed: Callable[[str], bool]
+    ) -> None:
         self._app = app
         self._metrics = metrics
+        self._is_host_allowed = is_host_allowed
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -42,9 +49,9 @@ class Around:
             return
         scope["app"] = self  # makes starlette raise, instead of answering in a shape of its own
         answered = _Answered(scope, send)
-        if _is_foreign(scope):
-            text = "a page of another site may not do this"
-            await answered.say(Problem(403, text, code="cross_site"))
+        refusal = self._refusal(scope)
+        if refusal is not None:
+            await answered.say(refusal)
             return
         began_s = time.perf_counter()
         try:
@@ -59,9 +66,21 @@ class Around:
         finally:
             self._count(scope, answered.status, time.perf_counter() - began_s)
 
+    def _refusal(self, scope: Scope) -> Problem | None:
+        """Return why a browser that was led here by another site may not do this."""
+        if _is_foreign(scope):
+            return Problem(403, "a page of another site may not do this", code="cross_site")
+        host = next((value for name, value in scope["headers"] if name == b"host"), b"")
+        if self._is_host_allowed(host.decode("latin-1")):
+            return None
+        text = "without API keys only requests to this machine's own names are answered"
+        return Problem(403, text, code="wrong_host")
+
     def _count(self, scope: Scope, status: int, took_s: float) -> None:
         route = getattr(scope.get("endpoint"), "__name__", "none")
         self._metrics.requests.add(route=route, status=str(status))
+        if status >= 500:
+            log.warning("request_ended", route=route, status=status, took_s=round(took_s, 3))
         self._metrics.request_s.observe(took_s, kind=route)
 
 
@@ -111,3 +130,21 @@ def _is_foreign(scope: Scope) -> bool:
         return False
     sites = [value for name, value in scope["headers"] if name == b"sec-fetch-site"]
     return any(site not in (b"same-origin", b"none") for site in sites)
+
+
+def loopback_names(host: str) -> bool:
+    """Return whether a Host header names this machine itself.
+
+    A site may let its own name point here and then read what it likes, as the browser takes us for
+    that site; where there are no keys, only names that cannot be pointed elsewhere are answered.
+    """
+    name = host.rpartition(":")[0] if re.search(r":\d+$", host) else host
+    name = name.strip("[]").lower()
+    return name in ("", "localhost") or name.endswith(".localhost") or _is_loopback_address(name)
+
+
+def _is_loopback_address(name: str) -> bool:
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False

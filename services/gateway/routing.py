@@ -1,5 +1,7 @@
 """Which path is answered by whom."""
 
+from collections.abc import Callable
+
 from starlette.routing import Mount, Route, Router
 from starlette.types import ASGIApp
 
@@ -12,7 +14,11 @@ from services.gateway.query_routes import QueryRoutes
 
 
 def application(
-    calls: CallRoutes, queries: QueryRoutes, mesh: MeshRoutes, metrics: GatewayMetrics
+    calls: CallRoutes,
+    queries: QueryRoutes,
+    mesh: MeshRoutes,
+    metrics: GatewayMetrics,
+    is_host_allowed: Callable[[str], bool],
 ) -> ASGIApp:
     """Return the gateway's ASGI application.
 
@@ -21,6 +27,7 @@ def application(
         queries: The query API.
         mesh: What the dashboard shows.
         metrics: Counts requests.
+        is_host_allowed: Whether a request may name this host.
     """
     router = Router(
         [
@@ -47,4 +54,4 @@ def application(
         ],
         redirect_slashes=False,
     )
-    return Around(router, metrics)
+    return Around(router, metrics, is_host_allowed)

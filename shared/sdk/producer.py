@@ -85,8 +85,12 @@ class Producer:
         """Offset of the next outcome to read: calls submitted from now on end at or above it."""
         return self._next_offset
 
-    async def submit(self, request: StageRequest) -> Submitted:
+    async def submit(self, request: StageRequest, *, traceparent: str | None = None) -> Submitted:
         """Publish a call with this producer's reply partition; returns once it is acknowledged.
+
+        Args:
+            request: The call.
+            traceparent: W3C trace context that it belongs to.
 
         Raises:
             TooLarge: The message is above the largest size; nothing was submitted.
@@ -102,7 +106,10 @@ class Producer:
         ack: Ack | None = None
         try:
             ack = await self._publisher.until_taken(
-                STAGE_REQUESTS, request, key=request.effective_query_id
+                STAGE_REQUESTS,
+                request,
+                key=request.effective_query_id,
+                traceparent=traceparent,
             )
         finally:
             if ack is None:

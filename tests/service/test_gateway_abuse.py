@@ -66,7 +66,8 @@ async def connect(mesh: EmbeddedMesh) -> tuple[asyncio.StreamReader, asyncio.Str
 
 def head(path: str, body: bytes, method: str = "POST") -> bytes:
     """Return a request's head."""
-    return f"{method} {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n".encode()
+    lines = (f"{method} {path} HTTP/1.1", "host: localhost", f"content-length: {len(body)}")
+    return "\r\n".join([*lines, "", ""]).encode()
 
 
 async def test_slow_heads_are_cut_off(mesh: EmbeddedMesh, http: httpx.AsyncClient):
@@ -75,7 +76,7 @@ async def test_slow_heads_are_cut_off(mesh: EmbeddedMesh, http: httpx.AsyncClien
     async def drip() -> bytes:
         reader, writer = await connect(mesh)
         try:
-            for byte in b"POST /v1/chat/completions HTTP/1.1\r\nhost: example" * 50:
+            for byte in b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost" * 50:
                 writer.write(bytes([byte]))
                 await asyncio.sleep(0.1)
                 if reader.at_eof():
@@ -96,7 +97,7 @@ async def test_slow_heads_are_cut_off(mesh: EmbeddedMesh, http: httpx.AsyncClien
 async def test_a_slow_second_head_is_cut_off_too(mesh: EmbeddedMesh):
     """A kept-alive connection may idle, but once a head has begun it has to come."""
     reader, writer = await connect(mesh)
-    writer.write(b"GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n")
+    writer.write(b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n")
     await reader.readuntil(b"\r\n\r\n")
     await asyncio.sleep(1.0)
     writer.write(b"GET /v1/mo")
@@ -165,6 +166,8 @@ async def test_bodies_of_ten_megabytes_are_a_413():
             "invalid_utf8",
         ),
         (json.dumps({**CHAT, "hexflow": {"slo_s": -1}}).encode(), 400, "invalid_value"),
+        (json.dumps({**CHAT, "seed": 10**40}).encode(), 400, "invalid_value"),
+        (b'{"model": "default", "messages": [{"role": "user", "content": "\\ud800"}]}', 400, None),
         (json.dumps({**CHAT, "tools": [{}] * 50_000}).encode(), 200, None),
     ],
 )
@@ -174,6 +177,18 @@ async def test_wrong_requests(http: httpx.AsyncClient, body: bytes, status: int,
     assert answer.status_code == status
     if code is not None:
         assert answer.json()["error"]["code"] == code
+
+
+async def test_other_sites_get_nothing(http: httpx.AsyncClient):
+    """A page of another site can neither change anything here nor read under a name of its own."""
+    for headers in ({"sec-fetch-site": "cross-site"}, {"sec-fetch-site": "same-site"}):
+        answer = await http.post("/v1/chat/completions", json=CHAT, headers=headers)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (403, "cross_site")
+    for host in ("evil.example", "evil.example:8080", "10.0.0.1", "127.0.0.1.evil.example"):
+        answer = await http.get("/api/mesh", headers={"host": host})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (403, "wrong_host")
+    for host in ("localhost", "127.0.0.1:8080", "[::1]:8080", "hexflow.localhost"):
+        assert (await http.get("/api/mesh", headers={"host": host})).status_code == 200
 
 
 async def test_bytes_that_are_no_http(mesh: EmbeddedMesh, http: httpx.AsyncClient):
