@@ -11,6 +11,7 @@ from rich.table import Table
 from services.cli.console import EXIT_FAILED, print_json, stderr_console, stdout_console
 from services.cli.interrupts import run_until_stopped
 from services.cli.options import JsonOption, KafkaOption, configure_logs, mesh_settings
+from services.cli.prune import Departed, prune
 from services.cli.remote import connect
 from shared.contracts.topics import INSTANCE_PREFIX, Topics, TopicSpec
 from shared.ports import Broker
@@ -173,6 +174,13 @@ def as_table(address: str, findings: Sequence[Finding]) -> Table:
 def topics(
     kafka: KafkaOption = None,
     check: Annotated[bool, typer.Option("--check", help="Create nothing; only look.")] = False,
+    remove_gone: Annotated[
+        bool,
+        typer.Option(
+            "--prune",
+            help="Delete topics of instances that are gone for good, once all is handed on.",
+        ),
+    ] = False,
     json: JsonOption = False,
 ) -> None:
     """Create the mesh's missing Kafka topics and check all of them.
@@ -183,13 +191,19 @@ def topics(
     settings = mesh_settings(kafka=kafka)
     address = settings.kafka.bootstrap_servers
 
-    async def main(_: asyncio.Event) -> list[Finding]:
+    async def main(_: asyncio.Event) -> tuple[list[Departed], list[Finding]]:
+        names = settings.topics.topics()
         async with connect(settings, "hexflow-topics") as broker:
-            return await examine(broker, settings.topics.topics(), create=not check)
+            gone = await prune(broker, names) if remove_gone and not check else []
+            return gone, await examine(broker, names, create=not check)
 
-    findings = run_until_stopped(main, is_graceful=False)
+    gone, findings = run_until_stopped(main, is_graceful=False)
+    for one in gone:
+        what = f"kept: {one.reason}" if one.reason else "removed"
+        stderr_console().print(f"instance {one.instance_id} {what}", soft_wrap=True)
     if json:
-        print_json(as_json(address, findings))
+        removed = [one.instance_id for one in gone if not one.reason]
+        print_json({**as_json(address, findings), "removed": removed})
     else:
         stdout_console().print(as_table(address, findings))
     for line in advice(address, findings):

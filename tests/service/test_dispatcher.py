@@ -520,3 +520,16 @@ async def test_an_unknown_policy_is_refused_at_start(mesh: Mesh):
     with pytest.raises(ConfigError, match="nonsense"):
         async with mesh.running(policy="nonsense"):
             pass
+
+
+async def test_a_tenant_that_floods_pushes_out_only_its_own_calls(mesh: Mesh):
+    """At the bounds the newest call of the tenant with the most waiting is refused."""
+    instance = await mesh.instance()
+    await instance.say(queue_bound=1, num_waiting=1)
+    flood = [make_request(f"f{i}", query_id="q", tenant="flood") for i in range(8)]
+    small = [make_request(f"s{i}", query_id="q", tenant="small") for i in range(2)]
+    async with mesh.running(pending_bound=6, tenant_pending_bound=5):
+        await mesh.submit(*flood, *small)
+        refused = await mesh.until(lambda: _outcomes(mesh, 4))
+    assert {outcome.request_id for outcome in refused} == {"f4", "f5", "f6", "f7"}
+    assert {outcome.reason for outcome in refused} == {"queue_full"}
