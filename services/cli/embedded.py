@@ -24,6 +24,8 @@ from services.gateway.gateway import Gateway
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.params import GatewayParams
 from services.gateway.server import listener
+from services.text2sql.app import build_agent
+from services.text2sql.params import AgentParams
 from services.tuner.app import build_tuner, replay_processes
 from services.tuner.params import TunerParams
 from services.tuner.replay import ProcessReplay
@@ -73,6 +75,8 @@ class EmbeddedParams:
     """Longest time running calls get to finish at the end, wall seconds."""
     open_engine: OpenEngine = SimulatedEngine.open
     """What runs an instance's calls."""
+    agent: AgentParams | None = None
+    """How a Text-to-SQL agent behaves; None: none runs."""
     gateway: GatewayParams | None = None
     """How a gateway behaves; None: none runs."""
     gateway_address: tuple[str, int] = ("127.0.0.1", 0)
@@ -170,6 +174,8 @@ async def open_mesh_on(
         if params.tunes:
             await stack.enter_async_context(_tuner(mesh))
         await stack.enter_async_context(_dispatcher(mesh))
+        if params.agent is not None:
+            await stack.enter_async_context(_agent(mesh, store, params.agent))
         if params.gateway is not None:
             address = params.gateway_address
             gateway = serving_gateway(mesh, store, params.gateway, address, params.drain_s)
@@ -276,6 +282,22 @@ async def serving_gateway(
         async with _serving(mesh, {name: serve}):
             mesh.gateways[url] = gateway
             yield gateway
+
+
+@asynccontextmanager
+async def _agent(mesh: EmbeddedMesh, store: StateStore, params: AgentParams) -> AsyncIterator[None]:
+    probe = _probe(mesh, "text2sql", Metrics("text2sql"))
+    agent = build_agent(
+        broker=mesh.broker,
+        store=store,
+        clock=mesh.clock,
+        topics=mesh.topics,
+        params=params,
+        metrics=probe.metrics,
+        health=probe.health,
+    )
+    async with _serving(mesh, {"text2sql": agent.serve}):
+        yield
 
 
 def _probe(mesh: EmbeddedMesh, name: str, metrics: Metrics) -> ServiceProbe:

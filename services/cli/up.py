@@ -40,6 +40,7 @@ from services.cli.real_engines import (
 )
 from services.cli.session import MeshAccess, drive, new_run_id
 from services.cli.tally import Tally
+from services.cli.text2sql.mesh import AgentDatabasesOption, agent_of_fleet, databases_named
 from services.cli.watch import MeshWatch, watch_line, watch_table, watching
 from services.cli.workload import WorkloadParams, build_workload
 from shared.adapters.clock import SystemClock
@@ -121,6 +122,7 @@ class UpPlan(msgspec.Struct, frozen=True, kw_only=True):
         dispatchers: Dispatcher processes, with `settings`.
         rate_qps: Queries per mesh second to drive through it; 0: none.
         engines: Real engines; None: simulated ones of the fleet.
+        databases: Of a Text-to-SQL agent that runs too, name -> address; none: no agent.
         gateway_port: Where its gateway is served on loopback; None: none runs.
     """
 
@@ -133,6 +135,7 @@ class UpPlan(msgspec.Struct, frozen=True, kw_only=True):
     dispatchers: int
     rate_qps: float
     engines: EngineChoice | None = None
+    databases: dict[str, str] = {}
     gateway_port: int | None = None
 
 
@@ -177,6 +180,7 @@ async def _open(plan: UpPlan, engines: Fleet, console: Console) -> AsyncIterator
         time_scale=plan.time_scale,
         admission=True,
         open_engine=engines.open_engine,
+        agent=agent_of_fleet(plan.databases, engines),
         gateway=gateway_params() if plan.gateway_port is not None else None,
         gateway_address=(LOOPBACK, plan.gateway_port or 0),
     )
@@ -352,6 +356,7 @@ def command(
     dispatchers: Annotated[
         int, typer.Option(min=1, max=64, help="With --kafka: how many dispatcher processes.")
     ] = 2,
+    db: AgentDatabasesOption = None,
     gateway: GatewayOption = True,
     port: PortOption = None,
     verbose: VerboseOption = False,
@@ -369,6 +374,8 @@ def command(
         raise ConfigError("--with-kafka starts a Kafka, --kafka names one: use one of them")
     if (kafka is None) != (redis is None):
         raise ConfigError("--kafka and --redis go together: the services need both")
+    if db and kafka is not None:
+        raise ConfigError("--db goes without --kafka; there: python -m services.text2sql")
     plan = UpPlan(
         fleet=fleet,
         policy=policy or DEFAULT_POLICY,
@@ -381,6 +388,7 @@ def command(
         dispatchers=dispatchers,
         rate_qps=rate,
         engines=choice_of(engine, openai, fleet=None if fleet == DEFAULT_FLEET else fleet),
+        databases=databases_named(db or ()),
         gateway_port=port_of(wanted=gateway, port=port),
     )
     if plan.engines is not None and time_scale != 1:

@@ -3,24 +3,24 @@
 The only module of the command line that runs the agent.
 """
 
-import asyncio
 import os
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
+import typer
 from rich.console import Console
 
 from services.cli.embedded import EmbeddedParams, open_embedded
-from services.cli.real_engines import EngineChoice, OpenEngine, open_real
+from services.cli.real_engines import EngineChoice, Fleet, OpenEngine, open_real
 from services.cli.remote import open_remote
 from services.cli.session import MeshAccess
 from services.cli.workload import load_fleet
 from services.text2sql.answering import Answering
-from services.text2sql.app import build_agent
 from services.text2sql.desk import open_desk
 from services.text2sql.params import AgentParams
 from services.text2sql.samples.writing import SAMPLES, Question, sample_file
@@ -35,16 +35,12 @@ from shared.contracts.topics import QUERY_RESULTS, STAGE_RESULTS
 from shared.domain.instance import InstanceSpec
 from shared.ports import Clock, Engine, StateStore
 from shared.runtime.connections import redis_params
-from shared.runtime.health import Health
-from shared.runtime.metrics import Metrics
 from shared.runtime.settings import MeshSettings
 from shared.sdk import open_producer, open_questions
 
 MAX_SCHEMA_TOKENS = 3_000
 PROMPT_ROOM_TOKENS = 1_100
 SCRIPTED_FLEET = "hetero-1"
-START_WITHIN_S = 60.0
-POLL_S = 0.02
 
 
 class AgentPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,6 +69,14 @@ class AgentPlan(msgspec.Struct, frozen=True, kw_only=True):
     max_open: int = 32
 
 
+AgentDatabasesOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="[NAME=]URL",
+        help="Also run a Text-to-SQL agent that knows this database (or a sample: bazaar, league); "
+        "may be given several times.",
+    ),
+]
 Show = Callable[[QueryEvent], None]
 AskFunction = Callable[[QueryRequest, Show], Awaitable[QueryResult]]
 
@@ -99,8 +103,7 @@ async def open_agent_mesh(plan: AgentPlan, console: Console) -> AsyncIterator[As
     """
     async with AsyncExitStack() as stack:
         if plan.settings is None:
-            access, store, fleet = await _embedded(plan, console, stack)
-            await stack.enter_async_context(_agent(access, store, _params(plan, fleet)))
+            access, store = await _embedded(plan, console, stack)
             yield await _asking_agents(access, store, stack)
             return
         remote = await stack.enter_async_context(open_remote(plan.settings, None))
@@ -113,16 +116,34 @@ async def open_agent_mesh(plan: AgentPlan, console: Console) -> AsyncIterator[As
 
 def _params(plan: AgentPlan, fleet: Sequence[InstanceSpec]) -> AgentParams:
     model = plan.model or fleet[0].model
+    params = agent_params(plan.databases, fleet, model=model, is_real=plan.engines is not None)
+    return replace(
+        params,
+        workflow_files=plan.workflow_files,
+        schema_tokens=plan.schema_tokens or params.schema_tokens,
+        max_open=plan.max_open,
+        drain_s=0.0,
+    )
+
+
+def agent_params(
+    databases: dict[str, str], fleet: Sequence[InstanceSpec], *, model: str = "", is_real: bool
+) -> AgentParams:
+    """Return how an agent behaves in front of a fleet.
+
+    Args:
+        databases: Name -> address.
+        fleet: What serves.
+        model: Model of questions that name none; empty: the first instance's.
+        is_real: Whether the engines are real, so that a JSON schema binds those that offer it.
+    """
+    model = model or fleet[0].model
     return AgentParams(
         agent_id=f"cli-{secrets.token_hex(4)}",
         model=model,
-        databases=plan.databases,
-        workflow_files=plan.workflow_files,
-        limits=Limits(),
-        schema_tokens=plan.schema_tokens or _schema_tokens(fleet, model),
-        is_structured=plan.engines is not None and _offers_structure(fleet, model),
-        max_open=plan.max_open,
-        drain_s=0.0,
+        databases=databases,
+        schema_tokens=_schema_tokens(fleet, model),
+        is_structured=is_real and _offers_structure(fleet, model),
     )
 
 
@@ -194,7 +215,7 @@ class _Shown:
 
 async def _embedded(
     plan: AgentPlan, console: Console, stack: AsyncExitStack
-) -> tuple[MeshAccess, StateStore, Sequence[InstanceSpec]]:
+) -> tuple[MeshAccess, StateStore]:
     if plan.engines is None:
         fleet: Sequence[InstanceSpec] = load_fleet(SCRIPTED_FLEET)
         open_engine = _scripted(ScriptedModel(plan.questions))
@@ -208,10 +229,11 @@ async def _embedded(
         drain_s=1.0,
         time_scale=time_scale,
         open_engine=open_engine,
+        agent=_params(plan, fleet),
     )
     mesh = await stack.enter_async_context(open_embedded(params))
     store = await stack.enter_async_context(RedisStore.open(RedisParams(url=mesh.state_url)))
-    return mesh, store, fleet
+    return mesh, store
 
 
 def _scripted(model: ScriptedModel) -> OpenEngine:
@@ -223,28 +245,11 @@ def _scripted(model: ScriptedModel) -> OpenEngine:
     return open_engine
 
 
-@asynccontextmanager
-async def _agent(access: MeshAccess, store: StateStore, params: AgentParams) -> AsyncIterator[None]:
-    """Run an agent until the block ends; it is ready when the block begins."""
-    health, stop = Health(access.clock), asyncio.Event()
-    agent = build_agent(
-        broker=access.broker,
-        store=store,
-        clock=access.clock,
-        topics=access.topics,
-        params=params,
-        metrics=Metrics("text2sql"),
-        health=health,
-    )
-    async with asyncio.TaskGroup() as group:
-        group.create_task(agent.serve(stop), name="text2sql")
-        async with asyncio.timeout(START_WITHIN_S):
-            while health.unready_causes():  # noqa: ASYNC110 - there is no event
-                await asyncio.sleep(POLL_S)
-        try:
-            yield
-        finally:
-            stop.set()
+def agent_of_fleet(databases: dict[str, str], fleet: Fleet) -> AgentParams | None:
+    """Return how an agent beside a fleet behaves; None: there is no database to ask."""
+    if not databases:
+        return None
+    return agent_params(databases, fleet.specs, is_real=fleet.is_real)
 
 
 def _pool(fleet: Sequence[InstanceSpec], model: str) -> list[InstanceSpec]:
@@ -281,3 +286,20 @@ def database_named(text: str) -> tuple[str, str]:
 def is_plain_name(text: str) -> bool:
     """Return whether a text is neither a sample, nor a file, nor an address."""
     return text not in SAMPLES and text.replace("-", "").replace("_", "").isalnum()
+
+
+def databases_named(texts: Sequence[str]) -> dict[str, str]:
+    """Return databases by name: each text is what `database_named` takes, or NAME=ADDRESS.
+
+    Raises:
+        ConfigError: One of them cannot be used.
+    """
+    found: dict[str, str] = {}
+    for text in texts:
+        given, is_named, address = text.partition("=")
+        if is_named and is_plain_name(given):
+            found[given] = database_named(address)[1]
+        else:
+            name, url = database_named(text)
+            found[name] = url
+    return found
