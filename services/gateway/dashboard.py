@@ -1,4 +1,4 @@
-"""The dashboard's files and the API's description.
+"""The dashboard's files, the API's description, and whether anybody is there.
 
 They hold no data, so anybody may read them; the data needs a key.
 """
@@ -25,6 +25,11 @@ def files() -> StaticFiles:
 async def home(_: Request) -> Response:
     """Answer `GET /`: go to the dashboard."""
     return RedirectResponse("/dashboard/")
+
+
+async def health(_: Request) -> Response:
+    """Answer `GET /health`, which load tools and balancers ask: whoever answers serves."""
+    return Response(b"", media_type="text/plain")
 
 
 async def description(_: Request) -> Response:

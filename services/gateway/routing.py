@@ -6,7 +6,7 @@ from starlette.routing import Mount, Route, Router
 from starlette.types import ASGIApp
 
 from services.gateway.call_routes import CallRoutes
-from services.gateway.dashboard import description, files, home
+from services.gateway.dashboard import description, files, health, home
 from services.gateway.mesh_routes import MeshRoutes
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.middleware import Around
@@ -41,6 +41,7 @@ def application(
             Route("/v1/queries", queries.ask, methods=["POST"]),
             Route("/v1/queries/{query_id:path}", queries.look, methods=["GET"]),
             Route("/v1/queries/{query_id:path}", queries.cancel, methods=["DELETE"]),
+            Route("/health", health, methods=["GET"]),
             Route("/openapi.json", description, methods=["GET"]),
             Route("/api/mesh", mesh.mesh, methods=["GET"]),
             Route("/api/events", mesh.events, methods=["GET"]),

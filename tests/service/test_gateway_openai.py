@@ -269,6 +269,7 @@ async def test_plain_http(mesh: EmbeddedMesh):
         )
         assert found.status_code == 200
         assert found.json()["choices"][0]["message"]["content"]
+        assert (await http.get("/health")).status_code == 200
         for path, method, status in (
             ("/nowhere", "GET", 404),
             ("/v1/chat/completions", "GET", 405),

@@ -53,5 +53,5 @@ def test_every_route_is_described():
         (path.replace(":path", "").replace(":int", ""), method.lower())
         for path, method in re.findall(r'Route\("([^"]+)", [\w.]+, methods=\["(\w+)"\]\)', text)
     }
-    pages = {("/", "get"), ("/dashboard", "get"), ("/openapi.json", "get")}
+    pages = {("/", "get"), ("/health", "get"), ("/dashboard", "get"), ("/openapi.json", "get")}
     assert served - pages == {(one.path, one.method) for one in OPERATIONS}
