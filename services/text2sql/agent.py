@@ -196,16 +196,18 @@ class Agent:
         self._is_paused = is_full
 
     async def _commit(self, only: Collection[TopicPartition] | None = None) -> None:
+        """Commit what has changed, and now and then what has not: positions expire."""
+        now_s = self._clock.monotonic_s()
         for tp, (lane, _) in list(self._lanes.items()):
-            if only is not None and tp not in only:
-                continue
             position = lane.tracker.committable()
+            if (only is not None and tp not in only) or not lane.is_due(position, now_s):
+                continue
             try:
                 await self._consumer_now.commit({tp: position})
             except (BrokerUnavailable, StaleAssignment) as exc:
                 log.warning("commit_failed", partition=tp.partition, error=str(exc))
                 continue
-            await try_keep(lane, position.offset)
+            await try_keep(lane, position, now_s)
 
     async def _drain(self, consumer: Consumer) -> None:
         consumer.pause(*consumer.assignment())

@@ -25,7 +25,7 @@ from shared.contracts.messages import (
 )
 from shared.contracts.topics import QUERIES
 from shared.errors import BrokerUnavailable, ContractError, TooLarge, UnknownTopic
-from shared.ports import Record, TopicPartition
+from shared.ports import Committed, Record, TopicPartition
 from shared.runtime.metrics import Metrics
 from shared.runtime.offsets import OffsetTracker
 from shared.runtime.publishing import DeadLetters, Publisher
@@ -33,6 +33,7 @@ from shared.sdk import Producer
 
 OpenProducer = Callable[[TopicPartition], AbstractAsyncContextManager[Producer]]
 RETRY_S = 0.5
+RECOMMIT_S = 3_600.0
 log = structlog.get_logger(__name__)
 
 
@@ -82,6 +83,8 @@ class Lane:
         self._open: dict[str, Answering] = {}
         self._producer: Producer | None = None
         self._kept_floor = -1
+        self._committed: Committed | None = None
+        self._committed_at_s = 0.0
 
     @property
     def num_open(self) -> int:
@@ -128,25 +131,41 @@ class Lane:
                 log.warning("lane_waits", partition=self.tp.partition, error=str(exc))
             await asyncio.sleep(RETRY_S)
 
-    async def keep_floor(self, committed: int) -> None:
-        """Commit from where outcomes are still needed, once questions below `committed` are done.
+    def is_due(self, position: Committed, now_s: float) -> bool:
+        """Return whether a position is to be committed: it, or the floor, is another than last.
+
+        Args:
+            position: Of `queries`.
+            now_s: Monotonic seconds.
+        """
+        if now_s - self._committed_at_s >= RECOMMIT_S:
+            return True
+        return position != self._committed or self._floor(position) > self._kept_floor
+
+    async def keep_floor(self, position: Committed, now_s: float) -> None:
+        """Commit from where outcomes are still needed, once questions below a position are done.
 
         Raises:
             BrokerUnavailable: Not committed; safe to repeat.
         """
+        floor = self._floor(position)
+        if self._producer is not None and floor >= 0:
+            await self._producer.keep_from(floor)
+            self._kept_floor = floor
+        self._committed, self._committed_at_s = position, now_s
+
+    def _floor(self, position: Committed) -> int:
+        """Return the lowest outcome that a question may need; -1: it is not known yet."""
         if self._producer is None:
-            return
+            return -1
+        if position.offset < self._known_end:  # begun before, perhaps, and not all back yet
+            return max(self._kept_floor, self._producer.first_offset)
         needed = [
             floor
             for offset, floor in self._floors.items()
-            if offset >= committed and not self.tracker.is_finished(offset)
+            if offset >= position.offset and not self.tracker.is_finished(offset)
         ]
-        floor = min(needed, default=self._producer.next_offset)
-        if not self._inbox.empty():
-            floor = min(floor, self._producer.first_offset)
-        if floor > self._kept_floor:
-            await self._producer.keep_from(floor)
-            self._kept_floor = floor
+        return min(needed, default=self._producer.next_offset)
 
     async def _handle(self, record: Record, producer: Producer, *, is_again: bool) -> None:
         self._metrics.messages.add(topic=QUERIES)
@@ -234,9 +253,9 @@ class Lane:
         return workflow if workflow in self._desk.workflows else "unknown"
 
 
-async def try_keep(lane: Lane, committed: int) -> None:
+async def try_keep(lane: Lane, position: Committed, now_s: float) -> None:
     """Commit a lane's floor; an outage of the broker only makes the next life read more."""
     try:
-        await lane.keep_floor(committed)
+        await lane.keep_floor(position, now_s)
     except BrokerUnavailable as exc:
         log.warning("floor_not_kept", error=str(exc))

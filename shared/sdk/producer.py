@@ -25,6 +25,7 @@ from shared.runtime.publishing import Publisher
 
 MAX_REMEMBERED = 200_000
 MAX_KEPT = 20_000
+MAX_KEPT_BYTES = 64 * 1024 * 1024
 log = structlog.get_logger(__name__)
 
 
@@ -71,7 +72,8 @@ class Producer:
         self._keeps = keeps
         self._pending: dict[str, asyncio.Future[CallOutcome]] = {}
         self._ended: dict[str, None] = {}
-        self._kept: dict[str, CallOutcome] = {}
+        self._kept: dict[str, tuple[CallOutcome, int]] = {}
+        self._kept_bytes = 0
         self._next_offset = 0
         self.first_offset = 0
         """Offset of the first outcome that was read."""
@@ -95,7 +97,7 @@ class Producer:
         Raises:
             TooLarge: The message is above the largest size; nothing was submitted.
         """
-        kept = self._kept.pop(request.request_id, None)
+        kept = self._drop(request.request_id)
         if kept is not None:
             return self._resumed(kept)
         request = msgspec.structs.replace(request, reply_to=self.reply_to)
@@ -136,11 +138,18 @@ class Producer:
 
     def forget(self, query_id: str) -> None:
         """Drop the kept outcomes of a query that has ended."""
-        for request_id in [r for r, kept in self._kept.items() if kept.query_id == query_id]:
-            del self._kept[request_id]
+        for request_id in [r for r, (kept, _) in self._kept.items() if kept.query_id == query_id]:
+            self._drop(request_id)
 
     async def start(self) -> None:
-        """Fix where reading begins, and read what is there already when outcomes are kept."""
+        """Fix where reading begins, and read what is there already when outcomes are kept.
+
+        A name that never committed has no former life: it begins at the end, and says so at once.
+        """
+        if self._keeps and await self._consumer.committed(self._tp) is None:
+            end = (await self._consumer.end_offsets())[self._tp]
+            self._consumer.seek(self._tp, end)
+            await self.keep_from(end)
         self._next_offset = self.first_offset = await self._consumer.position(self._tp)
         if not self._keeps:
             return
@@ -183,14 +192,22 @@ class Producer:
         elif outcome.request_id in self._ended:
             self.counts["duplicates"] += 1
         elif self._keeps:
-            self._keep(outcome)
+            self._keep(outcome, len(record.value or b""))
         else:
             self.counts["foreign"] += 1
 
-    def _keep(self, outcome: CallOutcome) -> None:
-        self._kept.setdefault(outcome.request_id, outcome)  # the first one counts
-        if len(self._kept) > MAX_KEPT:
-            del self._kept[next(iter(self._kept))]
+    def _keep(self, outcome: CallOutcome, size_bytes: int) -> None:
+        if outcome.request_id in self._kept:
+            return  # the first one counts
+        self._kept[outcome.request_id] = (outcome, size_bytes)
+        self._kept_bytes += size_bytes
+        while len(self._kept) > MAX_KEPT or self._kept_bytes > MAX_KEPT_BYTES:
+            self._drop(next(iter(self._kept)))
+
+    def _drop(self, request_id: str) -> CallOutcome | None:
+        outcome, size_bytes = self._kept.pop(request_id, (None, 0))
+        self._kept_bytes -= size_bytes
+        return outcome
 
     def _remember(self, request_id: str) -> None:
         self._ended[request_id] = None

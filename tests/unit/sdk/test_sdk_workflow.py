@@ -151,6 +151,20 @@ async def test_a_restarted_producer_repeats_no_finished_call(around: Surrounding
     assert sent == ["one", "two", "three", "three", "four"]
 
 
+async def test_a_name_without_a_former_life_reads_nothing_old(around: Surroundings):
+    """It begins at the end, and its next life there: a day of other producers' text is no news."""
+    foreign = CallOutcome(request_id="old", query_id="old", kind="completed", text="old")
+    name = TOPICS.name(STAGE_RESULTS)
+    for _ in range(3):
+        await around.broker.publish(name, encode(foreign), key=b"old", partition=PARTITION)
+    async with around.producer("agent") as producer:
+        assert producer.first_offset == 3
+    await around.broker.publish(name, encode(foreign), key=b"old", partition=PARTITION)
+    async with around.producer("agent") as producer:
+        assert producer.first_offset == 3
+        assert producer.next_offset == 4
+
+
 async def test_a_kept_position_bounds_what_is_read_again(around: Surroundings):
     """Outcomes below the committed position are not read by the next life."""
     async with around.producer("agent") as producer, flow_on(producer) as flow:
