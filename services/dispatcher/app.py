@@ -15,6 +15,7 @@ from shared.runtime.health import Health, probes
 from shared.runtime.metrics import Metrics
 from shared.runtime.publishing import Publisher
 from shared.runtime.settings import MeshSettings
+from shared.runtime.tracing import NO_TRACES, Traces, open_traces
 
 
 def build_dispatcher(
@@ -25,6 +26,7 @@ def build_dispatcher(
     params: DispatcherParams,
     metrics: Metrics,
     health: Health,
+    traces: Traces = NO_TRACES,
 ) -> Dispatcher:
     """Return a dispatcher on the given adapters (used by processes and by the embedded mesh)."""
     recovery = Recovery(
@@ -43,6 +45,7 @@ def build_dispatcher(
         metrics=metrics,
         health=health,
         recovery=recovery,
+        traces=traces,
     )
 
 
@@ -52,6 +55,7 @@ async def run(mesh: MeshSettings, settings: DispatcherSettings, stop: asyncio.Ev
     metrics, health = Metrics("dispatcher"), Health(clock)
     async with (
         probes(health, metrics, host=mesh.probes.host, port=mesh.probes.port),
+        open_traces(mesh.traces, "dispatcher", settings.dispatcher_id) as traces,
         KafkaBroker.open(kafka_params(mesh, settings.dispatcher_id)) as broker,
     ):
         topics = mesh.topics.topics()
@@ -63,5 +67,6 @@ async def run(mesh: MeshSettings, settings: DispatcherSettings, stop: asyncio.Ev
             params=settings.params(mesh.max_attempts),
             metrics=metrics,
             health=health,
+            traces=traces,
         )
         await dispatcher.serve(stop)

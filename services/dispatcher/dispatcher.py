@@ -20,7 +20,7 @@ from services.dispatcher.fleet_state import FleetState
 from services.dispatcher.following import Tables, all_caught_up
 from services.dispatcher.gate import Gate
 from services.dispatcher.handoff import Handoff
-from services.dispatcher.intake import Intake, QueryMemory, Refusal, traceparent
+from services.dispatcher.intake import Intake, QueryMemory, Refusal
 from services.dispatcher.params import DispatcherParams
 from services.dispatcher.partitions import Partitions
 from services.dispatcher.planner import Planner
@@ -31,6 +31,7 @@ from shared.ports import Broker, Clock, Consumer, Record, TopicPartition
 from shared.runtime.health import Health
 from shared.runtime.metrics import Metrics
 from shared.runtime.publishing import Publisher
+from shared.runtime.tracing import NO_TRACES, Traces, traceparent_of
 from shared.scheduling.outliers import OutlierRules
 
 GROUP = "dispatcher"
@@ -52,6 +53,7 @@ class Dispatcher:
         metrics: Counts.
         health: Progress.
         recovery: Watches instances and hands back what dead ones held.
+        traces: Where spans go.
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class Dispatcher:
         metrics: Metrics,
         health: Health,
         recovery: Recovery,
+        traces: Traces = NO_TRACES,
     ) -> None:
         self._broker = broker
         self._clock = clock
@@ -96,7 +99,7 @@ class Dispatcher:
             health=health,
             on_change=self._wake.set,
         )
-        publisher = Publisher(broker, topics, clock)
+        publisher = Publisher(broker, topics, clock, traces)
         self._handoff = Handoff(
             publisher=publisher,
             answers=Answers(publisher, topics, clock, metrics, lambda: self._handoff.is_stopping),
@@ -221,7 +224,7 @@ class Dispatcher:
             return
         size_bytes = len(record.value or b"")
         now_s = self._clock.monotonic_s()
-        if self._book.add(OpenCall(found, origin, size_bytes, now_s, traceparent(record))):
+        if self._book.add(OpenCall(found, origin, size_bytes, now_s, traceparent_of(record))):
             self._cancellations.check(
                 self._clock.now_s(), found.effective_query_id, found.request_id
             )

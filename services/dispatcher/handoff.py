@@ -6,6 +6,7 @@ that the broker does not take is given up: the call waits again, uncommitted.
 """
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 
@@ -15,7 +16,7 @@ from services.dispatcher.answers import Answers, Verdict
 from services.dispatcher.call_book import CallBook, OpenCall, Origin
 from services.dispatcher.control import Cancellations
 from services.dispatcher.fleet_state import FleetState
-from services.dispatcher.intake import Refusal, traceparent
+from services.dispatcher.intake import Refusal
 from services.dispatcher.params import DispatcherParams
 from services.dispatcher.planner import Binding, Decisions
 from shared.contracts.messages import BoundCall, ScoreTerms
@@ -24,6 +25,7 @@ from shared.errors import BrokerUnavailable, TooLarge, UnknownTopic
 from shared.ports import Ack, Clock, Record
 from shared.runtime.metrics import Metrics
 from shared.runtime.publishing import Publisher
+from shared.runtime.tracing import Value, traceparent_of
 
 MAX_ON_WIRE = 1e15
 log = structlog.get_logger(__name__)
@@ -117,7 +119,7 @@ class Handoff:
         try:
             if refusal.retry_topics and await reconsider():
                 return
-            await self._answers.refuse(record, refusal, traceparent(record))
+            await self._answers.refuse(record, refusal, traceparent_of(record))
             origin.finish()
         except BrokerUnavailable:
             log.info("refusal_left", offset=origin.offset)  # stopping: it is read again
@@ -127,25 +129,37 @@ class Handoff:
     async def _bind(self, binding: Binding) -> None:
         call, instance_id = binding.call, binding.assignment.choice.instance_id
         bound = self._bound_call(binding)
+        traces = self._publisher.traces
+        span = traces.start(
+            "dispatch",
+            "producer",
+            call.traceparent,
+            at_unix_s=time.time() - (self._clock.monotonic_s() - call.since_s),
+            attributes=_attributes(bound, instance_id) if traces.is_on else None,
+        )
         try:
             ack = await self._publisher.until_taken(
                 INSTANCE_PREFIX + instance_id,
                 bound,
                 key=call.request.request_id,
-                traceparent=call.traceparent,
+                traceparent=span.traceparent,
                 give_up=lambda: self.is_stopping or not self._is_live(instance_id),
             )
         except UnknownTopic:
             log.warning("instance_topic_missing", instance_id=instance_id)
             self._fleet.mark_unreachable(instance_id)
+            span.end(error="unknown_topic")
             self._wait_again(binding)
-        except BrokerUnavailable:
+        except BrokerUnavailable as exc:
+            span.end(error=exc.reason)
             self._wait_again(binding)
         except TooLarge as exc:
+            span.end(error=exc.reason)
             binding.own.release(call.key)
             verdict = Verdict(kind="rejected", reason=exc.reason, detail=str(exc))
             await self._end(call, verdict)
         else:
+            span.end()
             self._handed_on(binding, bound, ack)
 
     def _handed_on(self, binding: Binding, bound: BoundCall, ack: Ack) -> None:
@@ -229,3 +243,24 @@ class Handoff:
 def _bounded(value: float) -> float:
     """Return a value as the wire takes it: one absurd instance must not spoil every call."""
     return max(-MAX_ON_WIRE, min(MAX_ON_WIRE, value))
+
+
+def _attributes(bound: BoundCall, instance_id: str) -> dict[str, Value | None]:
+    request, terms = bound.request, bound.terms
+    return {
+        "messaging.system": "kafka",
+        "messaging.operation.name": "send",
+        "messaging.destination.name": INSTANCE_PREFIX + instance_id,
+        "hexflow.query_id": request.effective_query_id,
+        "hexflow.request_id": request.request_id,
+        "hexflow.workflow": request.workflow,
+        "hexflow.stage": request.stage,
+        "hexflow.attempt": request.attempt,
+        "hexflow.instance_id": instance_id,
+        "hexflow.policy": terms.policy,
+        "hexflow.score": terms.score,
+        "hexflow.t_queue_s": terms.t_queue_s,
+        "hexflow.t_comp_s": terms.t_comp_s,
+        "hexflow.t_slo_s": request.t_slo_s,
+        "hexflow.alpha": terms.alpha,
+    }

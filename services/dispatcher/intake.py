@@ -23,7 +23,6 @@ from shared.ports import Clock, Record
 from shared.runtime.metrics import Metrics
 
 MAX_PREFIX_PARTS = 64
-TRACEPARENT = "traceparent"
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True):
@@ -177,11 +176,3 @@ def what_is_wrong(request: StageRequest) -> str:
     if len(request.prefix) > MAX_PREFIX_PARTS:
         return f"prefix has {len(request.prefix)} parts, at most {MAX_PREFIX_PARTS} are read"
     return ""
-
-
-def traceparent(record: Record) -> str | None:
-    """Return the W3C trace context of a record, when there is one."""
-    for name, value in record.headers:
-        if name == TRACEPARENT:
-            return value.decode("ascii", errors="ignore")[:128] or None
-    return None

@@ -14,7 +14,6 @@ from contextlib import suppress
 import msgspec
 import structlog
 
-from services.dispatcher.intake import traceparent
 from services.dispatcher.params import DispatcherParams
 from shared.contracts.codec import decode, return_address
 from shared.contracts.messages import (
@@ -38,6 +37,7 @@ from shared.ports import Broker, Clock, Committed, Consumer, Record, TopicPartit
 from shared.runtime.metrics import Metrics
 from shared.runtime.offsets import OffsetTracker
 from shared.runtime.publishing import DeadLetters, Publisher
+from shared.runtime.tracing import traceparent_of
 
 FETCH_RECORDS = 64
 RETRY_S = 0.2
@@ -181,7 +181,7 @@ class Rescue:
             STAGE_REQUESTS,
             request,
             key=request.effective_query_id,
-            traceparent=traceparent(record),
+            traceparent=traceparent_of(record),
             give_up=self._over.is_set,
         )
         self.num_handed_back += 1
@@ -241,7 +241,7 @@ class Rescue:
                 outcome,
                 key=outcome.request_id,
                 partition=partition,
-                traceparent=traceparent(record),
+                traceparent=traceparent_of(record),
                 give_up=self._over.is_set,
             )
         except UnknownTopic as exc:

@@ -20,6 +20,7 @@ from shared.runtime.connections import kafka_params, redis_params
 from shared.runtime.health import Health, probes
 from shared.runtime.publishing import Publisher
 from shared.runtime.settings import MeshSettings
+from shared.runtime.tracing import NO_TRACES, Traces, open_traces
 
 
 def params_of(settings: GatewaySettings, num_partitions: int) -> GatewayParams:
@@ -76,6 +77,7 @@ def build_gateway(
     metrics: GatewayMetrics,
     health: Health,
     drain_s: float,
+    traces: Traces = NO_TRACES,
 ) -> Gateway:
     """Return a gateway on the given adapters (used by processes and by the embedded mesh)."""
     return Gateway(
@@ -87,6 +89,7 @@ def build_gateway(
         metrics=metrics,
         health=health,
         drain_s=drain_s,
+        traces=traces,
     )
 
 
@@ -98,6 +101,7 @@ async def run(mesh: MeshSettings, settings: GatewaySettings, stop: asyncio.Event
     with listener(settings.host, settings.port) as sock:
         async with (
             probes(health, metrics, host=mesh.probes.host, port=mesh.probes.port),
+            open_traces(mesh.traces, "gateway", settings.gateway_id) as traces,
             KafkaBroker.open(kafka_params(mesh, settings.gateway_id)) as broker,
             RedisStore.open(redis_params(mesh)) as store,
         ):
@@ -113,5 +117,6 @@ async def run(mesh: MeshSettings, settings: GatewaySettings, stop: asyncio.Event
                 metrics=metrics,
                 health=health,
                 drain_s=mesh.drain_s,
+                traces=traces,
             )
             await gateway.serve(sock, stop)

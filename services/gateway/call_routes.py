@@ -1,7 +1,6 @@
 """`/v1/chat/completions`, `/v1/completions`, `/v1/models`: the OpenAI API."""
 
 import hashlib
-import re
 import time
 import uuid
 from collections.abc import AsyncGenerator, Callable
@@ -45,7 +44,6 @@ from shared.ports import Clock
 
 MAX_PARENTS = 64
 IDEMPOTENCY = "idempotency-key"
-TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 Parse = Callable[[dict[str, Any]], Asked]
 
 
@@ -133,7 +131,6 @@ class CallRoutes:
             created=int(time.time()),
             is_chat=asked.is_chat,
         )
-        traceparent = request.headers.get("traceparent", "")
         return CallResponse(
             self,
             tenant,
@@ -141,7 +138,6 @@ class CallRoutes:
             asked,
             shape,
             late_s,
-            traceparent if TRACEPARENT.fullmatch(traceparent) else None,
         )
 
     def _check_model(self, model: str) -> None:
@@ -220,7 +216,6 @@ class CallResponse(Response):
         asked: What the client wants.
         shape: How its answer begins.
         late_s: How long after the deadline an answer is still wanted, mesh seconds.
-        traceparent: W3C trace context of the request, if it has one.
     """
 
     def __init__(
@@ -231,10 +226,8 @@ class CallResponse(Response):
         asked: Asked,
         shape: Shape,
         late_s: float,
-        traceparent: str | None,
     ) -> None:
         super().__init__()
-        self._traceparent = traceparent
         self._routes = routes
         self._tenant = tenant
         self._call = call
@@ -256,7 +249,7 @@ class CallResponse(Response):
         async with self._routes.admission.place(self._tenant):
             reading = desk.reading(call) if call.stream else nullcontext(Stream())
             with reading as stream:
-                async with desk.call(call, self._late_s, traceparent=self._traceparent) as opened:
+                async with desk.call(call, self._late_s) as opened:
                     if call.stream:
                         await self._stream(send, opened, stream)
                     else:

@@ -98,15 +98,12 @@ class CallDesk:
         return len(self._chunks)
 
     @asynccontextmanager
-    async def call(
-        self, request: StageRequest, late_s: float, *, traceparent: str | None = None
-    ) -> AsyncIterator[OpenCall]:
+    async def call(self, request: StageRequest, late_s: float) -> AsyncIterator[OpenCall]:
         """Submit a call; when the block ends before its outcome, it is cancelled on the mesh.
 
         Args:
             request: What to run.
             late_s: How long after the deadline an answer is still wanted, mesh seconds.
-            traceparent: W3C trace context that it belongs to.
 
         Raises:
             Problem: The call is too large, or the broker does not answer.
@@ -115,7 +112,7 @@ class CallDesk:
         self._clients[request_id] += 1
         call: OpenCall | None = None
         try:
-            call = await self._submit(request, late_s, traceparent)
+            call = await self._submit(request, late_s)
             yield call
         finally:
             self._clients[request_id] -= 1
@@ -175,12 +172,10 @@ class CallDesk:
         """Return when every tombstone so far is published."""
         await self._to_cancel.join()
 
-    async def _submit(
-        self, request: StageRequest, late_s: float, traceparent: str | None
-    ) -> OpenCall:
+    async def _submit(self, request: StageRequest, late_s: float) -> OpenCall:
         try:
             async with asyncio.timeout(self._params.submit_timeout_s):
-                submitted = await self._producer.submit(request, traceparent=traceparent)
+                submitted = await self._producer.submit(request)
         except TooLarge as exc:
             raise Problem(413, str(exc), code=exc.reason) from exc
         except TimeoutError as exc:

@@ -55,6 +55,7 @@ from shared.errors import ContractError
 from shared.ports import Broker, Clock, Record, StateStore, TopicPartition
 from shared.runtime.health import Health
 from shared.runtime.tables import Follower, follow_topic
+from shared.runtime.tracing import NO_TRACES, Traces
 from shared.sdk import Producer, Questions, open_producer, open_questions
 
 REMEMBERED_QUERIES = 20_000
@@ -77,6 +78,7 @@ class Gateway:
         metrics: What it counts.
         health: Whether it is ready.
         drain_s: Longest time for open calls at the end, wall seconds.
+        traces: Where spans go.
 
     Raises:
         ConfigError: The keys file is wrong.
@@ -93,6 +95,7 @@ class Gateway:
         metrics: GatewayMetrics,
         health: Health,
         drain_s: float,
+        traces: Traces = NO_TRACES,
     ) -> None:
         self._broker = broker
         self._store = store
@@ -103,6 +106,7 @@ class Gateway:
         self._health = health
         self._drain_s = drain_s
         self._is_local = True
+        self._traces = traces
         self.access = Access(params.keys_file, clock, params.keys_check_s, metrics)
         self.fleet = Fleet(clock)
         self.board = Board(params.max_queries, params.quiet_s)
@@ -205,7 +209,9 @@ class Gateway:
             desk=self.query_desk, access=self.access, admission=admission, params=params
         )
         start(self._report(desk), "report")
-        return desk, application(calls, queries, mesh, self.metrics, self._is_host_allowed)
+        return desk, application(
+            calls, queries, mesh, self.metrics, self._is_host_allowed, self._traces
+        )
 
     def _is_host_allowed(self, host: str) -> bool:
         return not (self._is_local and self.access.tenants.is_open) or loopback_names(host)

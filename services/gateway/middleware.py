@@ -14,8 +14,11 @@ from services.gateway.asgi import ClientGoneError, send_json
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.problems import CLIENT_CLOSED, Problem
 from shared.errors import MeshError, TransientError
+from shared.runtime.tracing import NO_TRACES, Traces
 
 REQUEST_ID = b"x-request-id"
+PARENT = b"traceparent"
+HTTP_ERROR = 500
 MAX_REQUEST_ID = 128
 SECURITY = (
     (b"x-content-type-options", b"nosniff"),
@@ -33,14 +36,20 @@ class Around:
         app: What answers.
         metrics: Counts requests.
         is_host_allowed: Whether a request may name this host; see `loopback_names`.
+        traces: Where the spans of calls and questions go.
     """
 
     def __init__(
-        self, app: ASGIApp, metrics: GatewayMetrics, is_host_allowed: Callable[[str], bool]
+        self,
+        app: ASGIApp,
+        metrics: GatewayMetrics,
+        is_host_allowed: Callable[[str], bool],
+        traces: Traces = NO_TRACES,
     ) -> None:
         self._app = app
         self._metrics = metrics
         self._is_host_allowed = is_host_allowed
+        self._traces = traces
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -55,7 +64,10 @@ class Around:
             return
         began_s = time.perf_counter()
         try:
-            await self._app(scope, receive, answered.send)
+            if scope["method"] == "POST" and scope["path"].startswith("/v1/"):
+                await self._traced(scope, receive, answered)
+            else:
+                await self._app(scope, receive, answered.send)
         except ClientGoneError:
             answered.status = answered.status or CLIENT_CLOSED
         except Exception as exc:
@@ -75,6 +87,25 @@ class Around:
             return None
         text = "without API keys only requests to this machine's own names are answered"
         return Problem(403, text, code="wrong_host")
+
+    async def _traced(self, scope: Scope, receive: Receive, answered: "_Answered") -> None:
+        parents = [value.decode("latin-1") for name, value in scope["headers"] if name == PARENT]
+        known = {"http.request.method": scope["method"], "url.path": scope["path"]}
+        with self._traces.around(
+            f"{scope['method']} {scope['path']}",
+            "server",
+            parents[0] if parents else None,
+            attributes=known,
+        ) as span:
+            try:
+                await self._app(scope, receive, answered.send)
+            finally:
+                status = answered.status or None
+                is_error = status is not None and status >= HTTP_ERROR
+                span.end(
+                    error=str(status) if is_error else None,
+                    attributes={"http.response.status_code": status},
+                )
 
     def _count(self, scope: Scope, status: int, took_s: float) -> None:
         route = getattr(scope.get("endpoint"), "__name__", "none")

@@ -11,6 +11,7 @@ from services.gateway.mesh_routes import MeshRoutes
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.middleware import Around
 from services.gateway.query_routes import QueryRoutes
+from shared.runtime.tracing import NO_TRACES, Traces
 
 
 def application(
@@ -19,6 +20,7 @@ def application(
     mesh: MeshRoutes,
     metrics: GatewayMetrics,
     is_host_allowed: Callable[[str], bool],
+    traces: Traces = NO_TRACES,
 ) -> ASGIApp:
     """Return the gateway's ASGI application.
 
@@ -28,6 +30,7 @@ def application(
         mesh: What the dashboard shows.
         metrics: Counts requests.
         is_host_allowed: Whether a request may name this host.
+        traces: Where spans go.
     """
     router = Router(
         [
@@ -55,4 +58,4 @@ def application(
         ],
         redirect_slashes=False,
     )
-    return Around(router, metrics, is_host_allowed)
+    return Around(router, metrics, is_host_allowed, traces)

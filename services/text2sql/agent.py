@@ -25,6 +25,7 @@ from shared.runtime.metrics import Metrics
 from shared.runtime.offsets import OffsetTracker
 from shared.runtime.publishing import DeadLetters, Publisher
 from shared.runtime.tables import follow_topic
+from shared.runtime.tracing import NO_TRACES, Traces
 from shared.sdk import Producer, open_producer
 
 MAX_TOMBSTONES = 100_000
@@ -44,6 +45,7 @@ class Agent:
         params: How it behaves.
         metrics: Counts.
         health: Whether it makes progress.
+        traces: Where spans go.
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class Agent:
         params: AgentParams,
         metrics: Metrics,
         health: Health,
+        traces: Traces = NO_TRACES,
     ) -> None:
         self._broker = broker
         self._clock = clock
@@ -64,7 +67,7 @@ class Agent:
         self._params = params
         self._metrics = metrics
         self._health = health
-        self._publisher = Publisher(broker, topics, clock)
+        self._publisher = Publisher(broker, topics, clock, traces)
         self._dead_letters = DeadLetters(self._publisher, topics, clock, metrics, "text2sql")
         self._slots = asyncio.Semaphore(params.max_open)
         self._lanes: dict[TopicPartition, tuple[Lane, asyncio.Task[None]]] = {}

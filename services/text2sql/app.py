@@ -15,6 +15,7 @@ from shared.runtime.health import Health, probes
 from shared.runtime.metrics import Metrics
 from shared.runtime.publishing import Publisher
 from shared.runtime.settings import MeshSettings
+from shared.runtime.tracing import NO_TRACES, Traces, open_traces
 
 
 def build_agent(
@@ -26,6 +27,7 @@ def build_agent(
     params: AgentParams,
     metrics: Metrics,
     health: Health,
+    traces: Traces = NO_TRACES,
 ) -> Agent:
     """Return an agent on the given adapters (used by processes and by the embedded mesh)."""
     return Agent(
@@ -36,6 +38,7 @@ def build_agent(
         params=params,
         metrics=metrics,
         health=health,
+        traces=traces,
     )
 
 
@@ -49,6 +52,7 @@ async def run(mesh: MeshSettings, settings: AgentSettings, stop: asyncio.Event) 
     metrics, health = Metrics("text2sql"), Health(clock)
     async with (
         probes(health, metrics, host=mesh.probes.host, port=mesh.probes.port),
+        open_traces(mesh.traces, "text2sql", settings.agent_id) as traces,
         RedisStore.open(redis_params(mesh)) as store,
         KafkaBroker.open(kafka_params(mesh, settings.agent_id)) as broker,
     ):
@@ -62,5 +66,6 @@ async def run(mesh: MeshSettings, settings: AgentSettings, stop: asyncio.Event) 
             params=settings.params(mesh.drain_s),
             metrics=metrics,
             health=health,
+            traces=traces,
         )
         await agent.serve(stop)

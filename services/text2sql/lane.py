@@ -29,6 +29,7 @@ from shared.ports import Committed, Record, TopicPartition
 from shared.runtime.metrics import Metrics
 from shared.runtime.offsets import OffsetTracker
 from shared.runtime.publishing import DeadLetters, Publisher
+from shared.runtime.tracing import traceparent_of
 from shared.sdk import Producer
 
 OpenProducer = Callable[[TopicPartition], AbstractAsyncContextManager[Producer]]
@@ -192,7 +193,20 @@ class Lane:
         if tombstone is not None:
             answering.cancel(tombstone.reason)
         try:
-            result = await answering.answer(producer)
+            with self._publisher.traces.around(
+                f"question {self._known(request.workflow)}",
+                "consumer",
+                traceparent_of(record),
+                attributes={
+                    "messaging.system": "kafka",
+                    "messaging.operation.name": "process",
+                    "messaging.destination.name": record.tp.topic,
+                    "hexflow.query_id": request.query_id,
+                },
+            ) as span:
+                result = await answering.answer(producer)
+                answered = result.kind == "completed"
+                span.end(error=None if answered else result.reason or result.kind)
         finally:
             del self._open[request.query_id]
         await self._publish(result, request.reply_to, record)

@@ -16,6 +16,7 @@ from shared.runtime.health import Health, probes
 from shared.runtime.metrics import Metrics
 from shared.runtime.publishing import Publisher
 from shared.runtime.settings import MeshSettings
+from shared.runtime.tracing import NO_TRACES, Traces, open_traces
 
 
 def build_worker(
@@ -28,6 +29,7 @@ def build_worker(
     params: WorkerParams,
     metrics: Metrics,
     health: Health,
+    traces: Traces = NO_TRACES,
 ) -> Worker:
     """Return a worker on the given adapters (used by processes and by the embedded mesh)."""
     return Worker(
@@ -39,6 +41,7 @@ def build_worker(
         params=params,
         metrics=metrics,
         health=health,
+        traces=traces,
     )
 
 
@@ -54,6 +57,7 @@ async def run(mesh: MeshSettings, settings: WorkerSettings, stop: asyncio.Event)
     metrics, health = Metrics("worker", spec.instance_id), Health(clock)
     async with (
         probes(health, metrics, host=mesh.probes.host, port=mesh.probes.port),
+        open_traces(mesh.traces, "worker", spec.instance_id) as traces,
         RedisStore.open(redis_params(mesh)) as store,
         KafkaBroker.open(kafka_params(mesh, name)) as broker,
     ):
@@ -75,5 +79,6 @@ async def run(mesh: MeshSettings, settings: WorkerSettings, stop: asyncio.Event)
                 params=settings.params(engine.spec, mesh.drain_s, mesh.max_attempts),
                 metrics=metrics,
                 health=health,
+                traces=traces,
             )
             await worker.serve(stop)

@@ -13,6 +13,7 @@ from typing import Literal
 
 from shared.contracts.messages import BoundCall, StageRequest
 from shared.ports import QueueEntry, Record, Token
+from shared.runtime.tracing import traceparent_of
 from shared.scheduling.admission import demoted, is_hopeless
 
 
@@ -99,10 +100,7 @@ class HeldCall:
     @property
     def traceparent(self) -> str | None:
         """W3C trace context of the delivery, if it carries one."""
-        for name, value in self.record.headers:
-            if name == "traceparent":
-                return value.decode("ascii", "replace")
-        return None
+        return traceparent_of(self.record)
 
     def is_too_late(self, now_s: float) -> bool:
         """Return whether its query can no longer be in time, and it stands before others."""

@@ -21,6 +21,7 @@ from services.worker.messages import (
     without_text,
 )
 from services.worker.params import WorkerParams
+from services.worker.spans import trace_call
 from services.worker.vitals import STORE, Vitals
 from shared.contracts.codec import return_address
 from shared.contracts.messages import CallOutcome, LatencyEvent, ReplyTo
@@ -97,6 +98,7 @@ class Endings:
             if held.request.ready_at_s == request.ready_at_s:
                 break  # else the producer asked again meanwhile, perhaps from another place
         held.handed_on = "answered"
+        trace_call(self._publisher.traces, held, outcome, 1.0 / self._clock.time_scale)
         self._tell_tuner(latency_event_of(held, outcome))
         self._observe_queue_time(held, outcome)
         await self._ack(held)

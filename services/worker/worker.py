@@ -39,6 +39,7 @@ from shared.runtime.metrics import Metrics
 from shared.runtime.offsets import OffsetTracker
 from shared.runtime.publishing import DeadLetters, Publisher
 from shared.runtime.tables import Follower, follow_topic
+from shared.runtime.tracing import NO_TRACES, Traces
 from shared.scheduling.outliers import OutlierRules
 
 BACKOFF_S = 0.5
@@ -58,6 +59,7 @@ class Worker:
         params: Bounds and periods.
         metrics: Counts.
         health: Readiness and pulses of the process.
+        traces: Where spans go.
     """
 
     def __init__(
@@ -71,6 +73,7 @@ class Worker:
         params: WorkerParams,
         metrics: Metrics,
         health: Health,
+        traces: Traces = NO_TRACES,
     ) -> None:
         self._broker = broker
         self._store = store
@@ -81,7 +84,7 @@ class Worker:
         self._metrics = metrics
         self._vitals = Vitals(health, params.instance_id)
         self._index = store.urgency_set(params.instance_id)
-        self._publisher = Publisher(broker, topics, clock)
+        self._publisher = Publisher(broker, topics, clock, traces)
         self._dead_letters = DeadLetters(self._publisher, topics, clock, metrics, "worker")
         self._tombstones = Tombstones()
         self._ended = EndedCalls(params.num_remembered)

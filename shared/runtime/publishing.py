@@ -12,6 +12,7 @@ from shared.contracts.topics import DEAD_LETTERS, INSTANCE_STATES, Topics
 from shared.errors import BrokerUnavailable, ContractError, MeshError, TooLarge
 from shared.ports import Ack, Broker, Clock, Record
 from shared.runtime.metrics import Metrics
+from shared.runtime.tracing import NO_TRACES, Traces, traceparent_here
 
 CLOCK_KEY = "clock/"  # no instance is called so
 MAX_NAME = 128
@@ -27,12 +28,16 @@ class Publisher:
         broker: Where to.
         topics: Names.
         clock: Learns its offset from acknowledgements.
+        traces: Where its service's spans go.
     """
 
-    def __init__(self, broker: Broker, topics: Topics, clock: Clock) -> None:
+    def __init__(
+        self, broker: Broker, topics: Topics, clock: Clock, traces: Traces = NO_TRACES
+    ) -> None:
         self._broker = broker
         self._topics = topics
         self._clock = clock
+        self.traces = traces
 
     async def once(
         self,
@@ -50,20 +55,21 @@ class Publisher:
             message: The message; None writes a tombstone.
             key: Record key.
             partition: Partition; None lets the key choose.
-            traceparent: W3C trace context.
+            traceparent: W3C trace context; None: that of the block that runs, if it is traced.
 
         Raises:
             TooLarge: The message is above the largest size.
             UnknownTopic: The topic does not exist.
             BrokerUnavailable: Not acknowledged.
         """
+        context = traceparent or traceparent_here()
         sent_s = self._clock.monotonic_s()
         ack = await self._broker.publish(
             self._topics.name(topic),
             None if message is None else encode(message),
             key=None if key is None else key.encode(),
             partition=partition,
-            headers=() if message is None else headers_for(message, traceparent),
+            headers=() if message is None else headers_for(message, context),
         )
         self._clock.observe_append(ack.append_unix_s, sent_s, self._clock.monotonic_s())
         return ack

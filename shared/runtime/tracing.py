@@ -8,11 +8,14 @@ Names and attributes follow OpenTelemetry's semantic conventions for messaging a
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+import re
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Literal
 
 from shared.errors import ConfigError
+from shared.ports import Record
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
@@ -24,6 +27,7 @@ Kind = Literal["server", "client", "producer", "consumer", "internal"]
 Value = str | int | float | bool
 FLUSH_WITHIN_S = 5.0
 NANO = 1_000_000_000
+WELL_FORMED = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
 
 class Span:
@@ -97,7 +101,7 @@ class Traces:
             attributes: What is known of it; None values are left out.
         """
         if self._tracer is None:
-            return Span(parent)
+            return Span(parent if parent and WELL_FORMED.fullmatch(parent) else None)
         from opentelemetry.trace import SpanKind  # noqa: PLC0415 - an optional package
         from opentelemetry.trace.propagation.tracecontext import (  # noqa: PLC0415
             TraceContextTextMapPropagator,
@@ -118,8 +122,66 @@ class Traces:
         propagator.inject(carrier, set_span_in_context(span))
         return Span(carrier.get("traceparent", parent), span)
 
+    @contextmanager
+    def around(
+        self,
+        name: str,
+        kind: Kind,
+        parent: str | None,
+        *,
+        attributes: Mapping[str, Value | None] | None = None,
+    ) -> Iterator[Span]:
+        """Trace a block; what is published or traced inside it follows from it.
+
+        Args:
+            name: An operation, never an id.
+            kind: Its role.
+            parent: W3C trace context of what it follows from.
+            attributes: What is known of it.
+        """
+        span = self.start(name, kind, parent, attributes=attributes)
+        token = _HERE.set((self, span.traceparent))
+        try:
+            yield span
+        except Exception as exc:
+            span.end(error=type(exc).__name__)
+            raise
+        finally:
+            _HERE.reset(token)
+            span.end()
+
 
 NO_TRACES = Traces()
+_HERE: ContextVar[tuple[Traces, str | None]] = ContextVar("traces", default=(NO_TRACES, None))
+
+
+def traceparent_here() -> str | None:
+    """Return the W3C trace context of the block that runs, if it is traced."""
+    return _HERE.get()[1]
+
+
+def traceparent_of(record: Record) -> str | None:
+    """Return the W3C trace context of a record, when there is one."""
+    for name, value in record.headers:
+        if name == "traceparent":
+            return value.decode("ascii", errors="ignore")[:128] or None
+    return None
+
+
+@contextmanager
+def around_here(
+    name: str, kind: Kind, *, attributes: Mapping[str, Value | None] | None = None
+) -> Iterator[Span]:
+    """Trace a block as a part of the one that it stands in.
+
+    Args:
+        name: An operation, never an id.
+        kind: Its role.
+        attributes: What is known of it.
+    """
+    traces, parent = _HERE.get()
+    with traces.around(name, kind, parent, attributes=attributes) as span:
+        yield span
 
 
 @asynccontextmanager

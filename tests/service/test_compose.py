@@ -12,16 +12,24 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
+from services.text2sql.samples.writing import write_sample
+from tests.support.collector import CollectedSpan, Collector, open_collector
 from tests.support.compose import ROOT, ComposeProcess, compose_file, own_services
 from tests.support.servers import KafkaServer, RedisServer
 
 pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(600)]
 TIME_SCALE = "15"
-WITHIN_S = 90.0
+WITHIN_S = 120.0
+MAX_RESTARTS = 3
+QUESTION = "How many points did the teams of Arsenal win at home?"
+TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+SLACK_NS = 1_000_000_000
+"""Clocks of the mesh and of the tracer differ by what the broker's clock is learned with."""
 SAMPLE = re.compile(
     r"^(hexflow_\w+?)(?:_total|_bucket|_count|_sum)?(?:\{[^}]*\})? (\S+)$", re.MULTILINE
 )
@@ -40,9 +48,14 @@ class Cluster:
         kafka: In place of the file's.
         redis: In place of the file's.
         folder: For the processes' outputs.
+        collector: Where traces go.
     """
 
-    def __init__(self, kafka: KafkaServer, redis: RedisServer, folder: Path) -> None:
+    def __init__(
+        self, kafka: KafkaServer, redis: RedisServer, folder: Path, collector: Collector
+    ) -> None:
+        database = f"sqlite:///{folder}/league.db"
+        write_sample("league", database)
         address = redis.url.removeprefix("redis://").partition("/")[0]
         hosts = {"kafka:9092": kafka.bootstrap, "redis:6379": address}
         services = own_services(compose_file({"HEXFLOW_TIME_SCALE": TIME_SCALE}))
@@ -57,6 +70,9 @@ class Cluster:
                     "HEXFLOW_PROBES__PORT": free_port(),
                     "HEXFLOW_TOPICS__PREFIX": f"compose-{folder.name}.",
                 }
+                changes["HEXFLOW_TRACES__ENDPOINT"] = collector.url
+                if name == "text2sql":
+                    changes["TEXT2SQL_DATABASES"] = json.dumps({"league": database})
                 if "GATEWAY_PORT" in service["environment"]:
                     changes |= {"GATEWAY_HOST": "127.0.0.1", "GATEWAY_PORT": free_port()}
                 process = ComposeProcess(full, service, hosts, folder, changes)
@@ -75,8 +91,12 @@ class Cluster:
     def await_ready(self, process: ComposeProcess) -> None:
         """Wait until a process says that it is ready."""
         give_up_s = time.monotonic() + WITHIN_S
+        restarts = 0
         while not self.answers(process, "ready"):
-            assert not process.has_ended(), process.tail()
+            if process.has_ended():  # `restart: unless-stopped`, e.g. Redis is slow to answer
+                restarts += 1
+                assert restarts <= MAX_RESTARTS, process.tail()
+                process.start()
             assert time.monotonic() < give_up_s, f"{process.name}: {process.tail()}"
             time.sleep(0.1)
 
@@ -108,25 +128,60 @@ class Cluster:
                 process.stop(limit_s=60.0)
 
 
-def ask_gateway(gateway: ComposeProcess) -> int:
-    """Send the gateway a call as an OpenAI client would; returns the tokens of the answer."""
-    body = {"model": "default", "messages": [{"role": "user", "content": "Which team won?"}]}
+def post(
+    gateway: ComposeProcess, path: str, body: dict[str, Any], traceparent: str
+) -> dict[str, Any]:
+    """Send the gateway a request, as a part of a trace of the client's; returns the answer."""
     request = urllib.request.Request(
-        f"http://127.0.0.1:{gateway.environment['GATEWAY_PORT']}/v1/chat/completions",
-        data=json.dumps(body | {"max_tokens": 20}).encode(),
-        headers={"content-type": "application/json"},
+        f"http://127.0.0.1:{gateway.environment['GATEWAY_PORT']}{path}",
+        data=json.dumps(body).encode(),
+        headers={"content-type": "application/json", "traceparent": traceparent},
     )
     with urllib.request.urlopen(request, timeout=WITHIN_S) as answer:  # noqa: S310 - loopback
-        tokens: int = json.loads(answer.read())["usage"]["completion_tokens"]
-        return tokens
+        found: dict[str, Any] = json.loads(answer.read())
+        return found
+
+
+def check_trace(spans: list[CollectedSpan]) -> None:
+    """Check that a question's spans are one tree from HTTP to engine and database, in order."""
+    by_id = {span.span_id: span for span in spans}
+    parents = {
+        (span.service.removeprefix("hexflow-"), span.name): by_id[span.parent_id].name
+        for span in spans
+        if span.parent_id in by_id
+    }
+    assert parents == {
+        ("text2sql", "question text2sql"): "POST /v1/queries",
+        ("text2sql", "SELECT"): "question text2sql",
+        ("dispatcher", "dispatch"): "question text2sql",
+        ("worker", "queue"): "dispatch",
+        ("worker", "chat default"): "queue",
+    }
+    (first,) = [span for span in spans if span.parent_id not in by_id]
+    assert (first.service, first.name) == ("hexflow-gateway", "POST /v1/queries")
+    assert first.parent_id == TRACEPARENT.split("-")[2]
+    for span in spans:
+        assert span.began_ns <= span.ended_ns
+        if span.parent_id in by_id:
+            assert span.began_ns >= by_id[span.parent_id].began_ns - SLACK_NS, span
+    texts = " ".join(str(span.attributes) for span in spans)
+    assert QUESTION not in texts
+    assert "gen_ai.usage.output_tokens" in texts
+
+
+@pytest.fixture
+def collector() -> Iterator[Collector]:
+    """Return what collects traces."""
+    with open_collector() as found:
+        yield found
 
 
 @pytest.fixture
 def cluster(
-    kafka_server: KafkaServer, redis_server: RedisServer, tmp_path: Path
+    kafka_server: KafkaServer, redis_server: RedisServer, tmp_path: Path, collector: Collector
 ) -> Iterator[Cluster]:
     """Return the running cluster."""
-    found = Cluster(kafka_server, redis_server, tmp_path)
+    found = Cluster(kafka_server, redis_server, tmp_path, collector)
     try:
         found.start()
         yield found
@@ -134,8 +189,13 @@ def cluster(
         found.stop()
 
 
-def test_the_cluster_completes_a_workload_and_stops_in_order(cluster: Cluster):
-    """All services start, the file's own producer gets every answer, SIGTERM ends each with 0."""
+def test_the_cluster_completes_a_workload_and_stops_in_order(
+    cluster: Cluster, collector: Collector
+):
+    """All services start, the file's own producer gets every answer, SIGTERM ends each with 0.
+
+    A question over HTTP leaves one trace with the spans of all four services that it went through.
+    """
     before = cluster.values()
     replay = cluster.once["replay"]
     replay.start()
@@ -159,10 +219,20 @@ def test_the_cluster_completes_a_workload_and_stops_in_order(cluster: Cluster):
         "hexflow_window_latency_seconds",
         "hexflow_loop_silence_ratio",
     } <= moved
-    assert ask_gateway(cluster.running["gateway"]) > 0
+    gateway = cluster.running["gateway"]
+    chat = {"model": "default", "messages": [{"role": "user", "content": QUESTION}]}
+    answer = post(gateway, "/v1/chat/completions", chat | {"max_tokens": 20}, "")
+    assert answer["usage"]["completion_tokens"] > 0
+    asked = {"question": QUESTION, "database": "league", "stream": False, "slo_s": 600.0}
+    assert post(gateway, "/v1/queries", asked, TRACEPARENT)["result"]["kind"] in (
+        "completed",
+        "unanswered",
+    )
     assert after["hexflow_ready"] == len(cluster.running)
     codes = {name: process.stop(signal.SIGTERM) for name, process in cluster.running.items()}
     assert set(codes.values()) == {0}, codes
+    trace_id = TRACEPARENT.split("-")[1]
+    check_trace([span for span in collector.spans if span.trace_id == trace_id])
 
 
 def test_health_checks_of_the_file_are_the_probes():

@@ -24,6 +24,7 @@ from services.text2sql.sql.introspection import read_schema
 from services.text2sql.sql.safety import SafeStatement, SqlGate
 from services.text2sql.sql.schema import Schema
 from shared.errors import ConfigError
+from shared.runtime.tracing import around_here
 
 THREADS = 8
 STOP_WITHIN_S = 5.0
@@ -154,9 +155,13 @@ class Database:
             max_bytes=self._limits.max_bytes,
         )
         job = _Job(self._driver)
-        return await self._bounded(
-            job, limits.timeout_s, lambda: self._execute(job, statement, limits)
-        )
+        known = {"db.system.name": self._driver.engine.dialect.name, "db.operation.name": "SELECT"}
+        with around_here("SELECT", "client", attributes=known) as span:
+            rows = await self._bounded(
+                job, limits.timeout_s, lambda: self._execute(job, statement, limits)
+            )
+            span.end(attributes={"db.response.returned_rows": len(rows.rows)})
+            return rows
 
     async def texts_like(
         self, table: str, column: str, words: Sequence[str], *, limit: int
