@@ -87,6 +87,8 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 - {name: HEXFLOW_TOPICS__MAX_MESSAGE_BYTES, value: {{ .Values.topics.maxMessageBytes | int64 | quote }}}
 - {name: HEXFLOW_LOG__LEVEL, value: {{ .Values.log.level | quote }}}
 - {name: HEXFLOW_LOG__FORMAT, value: {{ .Values.log.format | quote }}}
+- {name: HEXFLOW_TRACES__ENDPOINT, value: {{ .Values.traces.endpoint | quote }}}
+- {name: HEXFLOW_TRACES__SAMPLE_SHARE, value: {{ .Values.traces.sampleShare | quote }}}
 - {name: HEXFLOW_TIME_SCALE, value: {{ .Values.timeScale | quote }}}
 - {name: HEXFLOW_DRAIN_S, value: {{ .Values.drainSeconds | quote }}}
 - {name: HEXFLOW_PROBES__HOST, value: "0.0.0.0"}
