@@ -1,6 +1,7 @@
 """Hostile SQL on real databases: refused or contained, and nothing changes."""
 
 import asyncio
+import sqlite3
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -197,6 +198,24 @@ async def test_the_schema_is_read_with_keys_and_typical_values(dialect: str, dat
         assert (customers.comment, total.comment) == ("people who buy", "in francs")
     assert await database.texts_like("customers", "city", ["zür"], limit=3) in ((), ("ZÜRICH",))
     assert await database.texts_like("customers", "city", ["ern", "x'; --"], limit=3) == ("Bern",)
+
+
+async def test_a_view_that_never_ends_only_goes_without_samples(tmp_path: Path):
+    """The rest of the schema is read; the view can be asked, and is stopped in time."""
+    url = make_sqlite(tmp_path / "slow.db")
+    with sqlite3.connect(tmp_path / "slow.db") as connection:
+        connection.execute(
+            "CREATE VIEW endless AS WITH RECURSIVE n(i) AS "
+            "(SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT max(i) AS most FROM n"
+        )
+    connection.close()
+    async with Database.open("slow", url, LIMITS) as database:
+        view = database.schema.table("endless")
+        assert view is not None
+        assert (view.num_rows, view.columns[0].samples) == (-1, ())
+        assert database.schema.table("orders") is not None
+        with pytest.raises(SqlTimedOut):
+            await database.run("SELECT most FROM endless")
 
 
 @pytest.mark.real

@@ -3,6 +3,8 @@
 The only module of the command line that runs the agent.
 """
 
+import asyncio
+import contextlib
 import os
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -41,6 +43,8 @@ from shared.sdk import open_producer, open_questions
 MAX_SCHEMA_TOKENS = 3_000
 PROMPT_ROOM_TOKENS = 1_100
 SCRIPTED_FLEET = "hetero-1"
+CANCEL_WITHIN_S = 2.0
+TOMBSTONE_S = 60.0
 
 
 class AgentPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -164,10 +168,14 @@ async def _asking_agents(
 
     async def ask(request: QueryRequest, show: Show) -> QueryResult:
         asked = await questions.ask(request)
-        if request.events:
-            async for event in asked.events():
-                show(event)
-        return await asked.result()
+        try:
+            if request.events:
+                async for event in asked.events():
+                    show(event)
+            return await asked.result()
+        except asyncio.CancelledError:
+            await _take_back(access, request, questions.cancel)
+            raise
 
     return ask
 
@@ -186,9 +194,23 @@ async def _asking_here(
 
     async def ask(request: QueryRequest, show: Show) -> QueryResult:
         shown = replace(desk, store=_Shown(show))
-        return await Answering(request, access.clock.now_s(), shown).answer(producer)
+        try:
+            return await Answering(request, access.clock.now_s(), shown).answer(producer)
+        except asyncio.CancelledError:
+            await _take_back(access, request, producer.cancel)
+            raise
 
     return ask
+
+
+async def _take_back(
+    access: MeshAccess, request: QueryRequest, cancel: Callable[..., Awaitable[None]]
+) -> None:
+    """Cancel a question whose user has gone; what is lost of it ends by its deadline."""
+    until_s = access.clock.now_s() + (request.slo_s or 0.0) + TOMBSTONE_S
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(CANCEL_WITHIN_S):
+            await cancel(request.query_id, until_s=until_s, reason="the user left")
 
 
 class _Shown:

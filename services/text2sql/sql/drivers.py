@@ -52,7 +52,7 @@ class Driver(Protocol):
 
 
 # What SQLite's compiler asks about; everything else is denied.
-_SELECT, _READ, _FUNCTION, _SAVEPOINT, _RECURSIVE = 21, 20, 31, 32, 33
+_READ, _SELECT, _TRANSACTION, _FUNCTION, _SAVEPOINT, _RECURSIVE = 20, 21, 22, 31, 32, 33
 _PROGRESS_OPS = 10_000
 _LIMITS = {
     sqlite3.SQLITE_LIMIT_LENGTH: 4 * MIB,
@@ -133,7 +133,7 @@ def _authorizer(
     def authorize(
         action: int, first: str | None, second: str | None, _database: str | None, _by: str | None
     ) -> int:
-        if action in (_SELECT, _RECURSIVE, _SAVEPOINT):
+        if action in (_SELECT, _RECURSIVE, _SAVEPOINT, _TRANSACTION):
             return sqlite3.SQLITE_OK
         if action == _READ and (first or "").lower() in tables:
             return sqlite3.SQLITE_OK
