@@ -207,7 +207,9 @@ class Board:
         return {
             **self._row(line, now_s),
             "calls": [_call_view(call, line.arrival_s) for call in calls],
-            "explanation": explanation(line.arrival_s, line.slo_s, calls),
+            "explanation": explanation(
+                line.arrival_s, line.slo_s, calls, is_running=self._is_running(line, now_s)
+            ),
         }
 
     def forget_instance(self, instance_id: str) -> None:

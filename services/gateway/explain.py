@@ -16,6 +16,7 @@ from shared.scheduling.dispatch import floored_queue_s, flow_score
 
 PARTS = ("between calls", "on the way", "waiting", "running")
 TOLERANCE_S = 1e-3
+NOTABLE = 1.05
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,13 +56,16 @@ def critical_path(arrival_s: float, calls: Sequence[LatencyEvent]) -> list[Step]
     return path
 
 
-def explanation(arrival_s: float, slo_s: float, calls: Sequence[LatencyEvent]) -> dict[str, Any]:
+def explanation(
+    arrival_s: float, slo_s: float, calls: Sequence[LatencyEvent], *, is_running: bool = False
+) -> dict[str, Any]:
     """Return where a query's time went, as the dashboard shows it.
 
     Args:
         arrival_s: The query's arrival, mesh clock.
         slo_s: Its deadline after that, seconds.
         calls: Its ended calls.
+        is_running: Whether more of them may come.
     """
     path = critical_path(arrival_s, calls)
     totals = {
@@ -77,7 +81,7 @@ def explanation(arrival_s: float, slo_s: float, calls: Sequence[LatencyEvent]) -
         "late_s": late_s,
         "parts_s": totals,
         "critical": [step.event.request_id for step in path],
-        "text": _text(late_s, total_s, slo_s, totals, path),
+        "text": _head(late_s, total_s, slo_s, is_running=is_running) + _text(total_s, totals, path),
     }
 
 
@@ -97,9 +101,9 @@ def choice_text(event: LatencyEvent) -> str:
         name = max(others, key=lambda one: _rank(others[one]))
         queue_s, comp_s = terms.others[name]
         text += f". Next best looked {name}: {queue_s:.2f} s bound, {comp_s:.2f} s for this call"
-        if queue_s < terms.t_queue_s and comp_s > terms.t_comp_s:
+        if queue_s < terms.t_queue_s and comp_s > NOTABLE * terms.t_comp_s:
             text += "; the shorter run outweighed the longer line"
-        elif queue_s > terms.t_queue_s and comp_s < terms.t_comp_s:
+        elif queue_s > NOTABLE * terms.t_queue_s and comp_s < terms.t_comp_s:
             text += "; the shorter line outweighed the longer run"
     return text + "."
 
@@ -180,19 +184,24 @@ def _within(value: float | None, low: float, high: float, *, default: float) -> 
     return min(max(value if value is not None else default, low), max(low, high))
 
 
-def _text(
-    late_s: float, total_s: float, slo_s: float, totals: Mapping[str, float], path: Sequence[Step]
-) -> str:
-    if not path or total_s <= 0:
+def _head(late_s: float, total_s: float, slo_s: float, *, is_running: bool) -> str:
+    if total_s <= 0:
         return "No call of it has ended yet."
-    head = (
-        f"Late by {late_s:.1f} s: it took {total_s:.1f} s of {slo_s:.1f} s."
-        if late_s > 0
-        else f"In time, with {-late_s:.1f} s to spare: it took {total_s:.1f} s of {slo_s:.1f} s."
-    )
+    took = f"{total_s:.1f} s of {slo_s:.1f} s"
+    if is_running:
+        late = f", late by {late_s:.1f} s already" if late_s > 0 else ""
+        return f"Still running, {took} so far{late}."
+    if late_s > 0:
+        return f"Late by {late_s:.1f} s: it took {took}."
+    return f"In time, with {-late_s:.1f} s to spare: it took {took}."
+
+
+def _text(total_s: float, totals: Mapping[str, float], path: Sequence[Step]) -> str:
+    if not path or total_s <= 0:
+        return ""
     part = max(totals, key=lambda name: totals[name])
     share = totals[part] / total_s
-    text = f"{head} {share:.0%} of that ({totals[part]:.1f} s) went into {_PART_TEXT[part]}"
+    text = f" {share:.0%} of that ({totals[part]:.1f} s) went into {_PART_TEXT[part]}"
     worst = max(path, key=lambda step: _part(step, part))
     event = worst.event
     where = f" on {event.instance_id}" if event.instance_id and part in PARTS[2:] else ""

@@ -46,7 +46,7 @@ async def browser() -> AsyncIterator[Browser]:
 @pytest.fixture
 async def mesh() -> AsyncIterator[EmbeddedMesh]:
     """Return a mesh with a gateway that tells quickly."""
-    async with gateway_mesh(quick_fleet(), event_period_s=0.2, quiet_s=1e6) as opened:
+    async with gateway_mesh(quick_fleet(), event_period_s=0.2, quiet_s=30.0) as opened:
         yield opened
 
 

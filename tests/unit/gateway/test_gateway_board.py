@@ -68,6 +68,8 @@ def test_a_late_query_is_explained_in_a_sentence():
     assert "budget was 2.0 s" in text
     assert explanation(100.0, 30.0, CHAIN)["text"].startswith("In time, with 11.0 s to spare")
     assert explanation(100.0, 30.0, [])["text"] == "No call of it has ended yet."
+    running = explanation(100.0, 10.0, CHAIN, is_running=True)["text"]
+    assert running.startswith("Still running, 19.0 s of 10.0 s so far, late by 9.0 s already. 58%")
 
 
 @given(
