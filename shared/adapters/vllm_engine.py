@@ -30,7 +30,7 @@ from shared.errors import CallRefused, ConfigError, EngineDead, GenerationFailed
 from shared.ports import Chunk, EngineEvent, Finished, FirstToken
 
 HEALTH_S = 1.0
-STOP_GRACE_S = 5.0
+STOP_GRACE_S = 1.0
 MISSING = "vLLM is not installed here: pip install vllm (GPUs), or hexflow model --vllm (CPUs)"
 log = structlog.get_logger(__name__)
 
@@ -103,20 +103,25 @@ class VllmEngine:
         """Run one call; see `Engine.generate`."""
         if self._dead.is_set():
             raise EngineDead(f"the engine of {self._spec.instance_id} is dead")
-        token_ids = await asyncio.to_thread(self._token_ids, call)
-        sampling = self._sampling(call, len(token_ids))
-        self._held[engine_id] = _Held(input_tokens=len(token_ids))
+        # Counted from the first step on, so that nobody is let in for the room it will take.
+        held = _Held(input_tokens=max(1, call.predicted_input_tokens))
+        self._held[engine_id] = held
         self._ring()
         try:
+            token_ids = await asyncio.to_thread(self._token_ids, call)
+            sampling = self._sampling(call, len(token_ids))
+            held.input_tokens = len(token_ids)
             outputs = self._engine.generate(
                 {"prompt_token_ids": token_ids}, sampling, engine_id, priority=priority_of(call)
             )
-            async with aclosing(self._events(call, outputs, engine_id)) as events:
+            async with aclosing(self._events(call, outputs, held)) as events:
                 async for event in events:
                     yield event
         except self._native.dead_error as exc:
             self._dead.set()
             raise EngineDead(f"vLLM's engine died: {_told(exc)}") from exc
+        except GenerationFailed:
+            raise
         except self._native.refusals as exc:
             raise CallRefused(_told(exc)) from exc
         except self._native.generate_error as exc:
@@ -157,9 +162,8 @@ class VllmEngine:
     # Inside.
 
     async def _events(
-        self, call: BoundCall, outputs: AsyncGenerator[Any, None], engine_id: str
+        self, call: BoundCall, outputs: AsyncGenerator[Any, None], held: _Held
     ) -> AsyncGenerator[EngineEvent, None]:
-        held = self._held[engine_id]
         texts: list[str] = []
         cached_tokens = 0
         has_begun = False
@@ -204,7 +208,7 @@ class VllmEngine:
         fields = sampling_fields(call, room_tokens)
         try:
             return self._native.sampling(fields)
-        except (TypeError, ValueError) as exc:
+        except self._native.refusals as exc:
             raise CallRefused(_told(exc)) from exc
 
     async def _watch_health(self) -> None:
@@ -321,7 +325,10 @@ def _finished(
 def _close(engine: Any, parts: set[Seen], guard: Guard) -> None:
     """Stop the engine, and whatever of it does not stop by itself; blocks."""
     if engine is not None:
-        engine.shutdown()
+        try:
+            engine.shutdown(timeout=STOP_GRACE_S)
+        except TypeError:  # releases before 0.15
+            engine.shutdown()
     others = {one for one in parts if one.pid != guard.pid}
     if not end_all(others, STOP_GRACE_S):
         log.error("engine_left_behind", pids=[one.pid for one in others])
