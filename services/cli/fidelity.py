@@ -246,7 +246,7 @@ def command(
         int, typer.Option(min=1, help="Real runs per load; their difference is the noise.")
     ] = 2,
     core: Annotated[
-        int | None, typer.Option(min=0, help="Hold llama.cpp on this core; default: the last.")
+        int | None, typer.Option(min=0, help="Hold the engine on this core; default: the last.")
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the workload.")] = 0,
     out: Annotated[Path, typer.Option("--out", help="Folder for the plot.")] = Path("out"),
@@ -263,7 +263,7 @@ def command(
     choice = choice_of(None if openai else engine, openai)
     if choice is None:
         raise ConfigError("a simulated engine is the simulator itself")
-    if choice.engine == "llamacpp":
+    if choice.engine != "openai":
         cores = (core if core is not None else max(os.sched_getaffinity(0)),)
         choice = msgspec.structs.replace(choice, cores=cores, num_threads=1)
     plan = FidelityPlan(

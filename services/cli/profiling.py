@@ -14,6 +14,7 @@ from services.cli.probing import Plan, Prober, full_scale, plan_experiment
 from shared.domain.instance import InstanceSpec, LatencyModel
 from shared.errors import ConfigError, GenerationFailed
 from shared.ports import Engine
+from shared.scheduling.knee import knee_calls
 from shared.simulation.latency_fit import FitErrors, LatencyFit, ProbedCall, fit_latency, modelled
 
 BLUE, ORANGE, GREY = "#0b6e99", "#d9730d", "#6b6b6b"
@@ -59,8 +60,9 @@ async def profile_engine(
     except* GenerationFailed as exc:
         raise ConfigError(f"{spec.instance_id} cannot be profiled: {exc.exceptions[0]}") from exc
     fit = await asyncio.to_thread(fit_latency, spec, runs)
+    fitted = msgspec.structs.replace(spec, latency=fit.latency)
     return Profile(
-        spec=msgspec.structs.replace(spec, latency=fit.latency),
+        spec=msgspec.structs.replace(fitted, max_num_seqs=knee_calls(fitted)),
         fit=fit,
         plan=plan,
         runs=tuple(map(tuple, runs)),
@@ -83,6 +85,7 @@ def profile_table(profile: Profile) -> Table:
         ("1,000 KV tokens", f"+{1e6 * latency.kv_s_per_token:.3f} ms"),
         ("error, first token", _share_text(errors.ttft_median, errors.ttft_p95)),
         ("error, whole call", _share_text(errors.latency_median, errors.latency_p95)),
+        ("calls at a time", f"{profile.spec.max_num_seqs}: more bring next to no throughput"),
         ("measured", f"{profile.fit.num_calls} calls in {len(profile.runs)} runs"),
     ):
         table.add_row(name, text)

@@ -6,6 +6,7 @@ wrote, or else by a few short calls at the start.
 
 import asyncio
 import os
+import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
@@ -18,6 +19,7 @@ import typer
 from rich.console import Console
 
 from services.cli.probing import Prober, plan_experiment, quick_scale
+from services.cli.under_vllm import has_vllm, run_there
 from services.cli.workload import load_fleet
 from shared.adapters.clock import SystemClock
 from shared.adapters.llamacpp_server import LlamaCppParams, LlamaCppServer
@@ -27,19 +29,25 @@ from shared.adapters.openai_params import OpenAIParams
 from shared.adapters.replayed_prompts import ReplayedPrompts
 from shared.adapters.simulated_engine import SimulatedEngine
 from shared.adapters.small_model import MODEL_NAME, fetch_gguf
+from shared.adapters.vllm_engine import VllmEngine
+from shared.adapters.vllm_environment import converted_dir
+from shared.adapters.vllm_params import VllmParams
 from shared.domain.instance import InstanceSpec, LatencyModel
 from shared.errors import ConfigError, GenerationFailed
 from shared.ports import Clock, Engine
+from shared.scheduling.knee import knee_calls
 from shared.simulation.latency_fit import fit_latency
 
 STARTUP_S = 5.0
-EngineName = Literal["llamacpp", "openai"]
+VLLM_BATCH_TOKENS = 512
+VLLM_BLOCK_TOKENS = 32
+EngineName = Literal["llamacpp", "openai", "vllm"]
 OpenEngine = Callable[[InstanceSpec, Clock], AbstractAsyncContextManager[Engine]]
 EngineOption = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
-        help="simulated (default); llamacpp: a real small model on this machine's CPU.",
+        help="simulated; llamacpp or vllm: a real small model on this machine's CPU.",
     ),
 ]
 OpenAIOption = Annotated[
@@ -57,13 +65,13 @@ class EngineChoice(msgspec.Struct, frozen=True, kw_only=True):
     """Which real engines to use.
 
     Attributes:
-        engine: `llamacpp` (started here) or `openai` (they run already).
+        engine: `llamacpp` or `vllm` (started here) or `openai` (they run already).
         urls: Their addresses, with `openai`.
         api_key: Sent to them.
         model: The servers' name of the model; empty: the only one they serve.
         model_file: GGUF file, with `llamacpp`; None: the small model.
         fleet: Fleet file with their speeds, in the same order; None: measured at the start.
-        num_slots: Calls that a llama.cpp batches.
+        num_slots: Calls that an engine started here batches.
         slot_tokens: Context of each of them, tokens.
         num_threads: Threads of a llama.cpp; 0: one per core, less one.
         cores: Cores it is held on; empty: all.
@@ -118,6 +126,10 @@ async def open_real(choice: EngineChoice, console: Console) -> AsyncIterator[Fle
         ConfigError: A model, package or server is missing, or a server is none.
         TransientError: A server does not answer.
     """
+    if choice.engine == "vllm":
+        async with _own_vllm(choice, console) as fleet:
+            yield fleet
+        return
     async with AsyncExitStack() as stack:
         if choice.engine == "llamacpp":
             server = await stack.enter_async_context(_own_llamacpp(choice, console))
@@ -177,14 +189,51 @@ async def _own_llamacpp(choice: EngineChoice, console: Console) -> AsyncIterator
             await asyncio.to_thread(server.stop)
 
 
+@asynccontextmanager
+async def _own_vllm(choice: EngineChoice, console: Console) -> AsyncIterator[Fleet]:
+    """Have one vLLM in this process; it is started once, measured, and then served."""
+    model = choice.model_file or converted_dir(default_cache_dir(os.environ))
+    if not model.is_dir():
+        raise ConfigError(f"there is no model in {model}; hexflow model --vllm makes the small one")
+    cores = ",".join(map(str, choice.cores)) or None
+    params = VllmParams(
+        model=str(model),
+        max_model_len=choice.slot_tokens,
+        max_num_seqs=choice.num_slots,
+        max_num_batched_tokens=VLLM_BATCH_TOKENS,
+        block_size=VLLM_BLOCK_TOKENS,
+        cpu_kv_cache_gib=1,
+        cpu_cores=cores,
+        enforce_eager=True,
+    )
+    blank = msgspec.structs.replace(blank_spec("vllm-0"), model=choice.model or MODEL_NAME)
+    console.print(f"starting vLLM with {model.name}, half a minute or more ...", style="dim")
+    async with VllmEngine.open(blank, params) as engine:
+        if choice.fleet is not None:
+            (spec,) = _listed(choice.fleet, 1)
+        else:
+            console.print("measuring how fast it is: a few short calls ...", style="dim")
+            spec = await measured_quickly(engine, engine.spec)
+
+        @asynccontextmanager
+        async def open_engine(wanted: InstanceSpec, _: Clock) -> AsyncIterator[Engine]:
+            yield ReplayedPrompts(engine, wanted)
+
+        yield Fleet(specs=(spec,), open_engine=open_engine, is_real=True)
+
+
+def _listed(path: Path, count: int) -> tuple[InstanceSpec, ...]:
+    specs = load_fleet(str(path))
+    if len(specs) != count:
+        raise ConfigError(f"{path} has {len(specs)} instances for {count} engines")
+    return specs
+
+
 async def _describe(
     choice: EngineChoice, named: dict[str, OpenAIParams], console: Console
 ) -> tuple[InstanceSpec, ...]:
     if choice.fleet is not None:
-        specs = load_fleet(str(choice.fleet))
-        if len(specs) != len(named):
-            raise ConfigError(f"{choice.fleet} has {len(specs)} instances for {len(named)} servers")
-        return specs
+        return _listed(choice.fleet, len(named))
     console.print("measuring how fast it is: a few short calls ...", style="dim")
     return tuple([await _measured(name, params) for name, params in named.items()])
 
@@ -210,7 +259,13 @@ async def measured_quickly(engine: Engine, spec: InstanceSpec) -> InstanceSpec:
         first = exc.exceptions[0]
         raise ConfigError(f"{spec.instance_id} cannot be measured: {first}") from exc
     fit = await asyncio.to_thread(fit_latency, spec, runs)
-    return msgspec.structs.replace(spec, latency=fit.latency)
+    return with_speed(spec, fit.latency)
+
+
+def with_speed(spec: InstanceSpec, latency: LatencyModel) -> InstanceSpec:
+    """Return a description with a measured speed, and no more calls at a time than its knee."""
+    measured = msgspec.structs.replace(spec, latency=latency)
+    return msgspec.structs.replace(measured, max_num_seqs=knee_calls(measured))
 
 
 def blank_spec(instance_id: str) -> InstanceSpec:
@@ -264,4 +319,8 @@ def choice_of(
         return None
     if engine == "llamacpp":
         return EngineChoice(engine="llamacpp", fleet=path)
-    raise ConfigError(f"no engine {engine!r}; there are simulated, llamacpp and openai")
+    if engine == "vllm":
+        if not has_vllm():
+            raise typer.Exit(run_there(lambda text: print(f"{text} ...", file=sys.stderr)))
+        return EngineChoice(engine="vllm", fleet=path)
+    raise ConfigError(f"no engine {engine!r}; there are simulated, llamacpp, vllm and openai")

@@ -391,6 +391,8 @@ def command(
         databases=databases_named(db or ()),
         gateway_port=port_of(wanted=gateway, port=port),
     )
+    if kafka and plan.engines is not None and plan.engines.engine == "vllm":
+        raise ConfigError("with --kafka start workers with WORKER_ENGINE=vllm: one vLLM each")
     if plan.engines is not None and time_scale != 1:
         raise ConfigError("real engines run in real time: --time-scale goes with simulated ones")
     make_policy(plan.policy, plan.alpha)

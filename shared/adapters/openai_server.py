@@ -102,12 +102,15 @@ async def ask(client: UpstreamClient) -> ServerFacts:
 
 
 def resolve(spec: InstanceSpec, facts: ServerFacts) -> InstanceSpec:
-    """Return an instance's description with what its server told put over it."""
+    """Return an instance's description with what its server told put over it.
+
+    A batch that is declared smaller than the server's stays so: it was measured to be enough.
+    """
     changes: dict[str, int] = {}
     if facts.max_context_tokens:
         changes["max_context_tokens"] = facts.max_context_tokens
     if facts.num_slots:
-        changes["max_num_seqs"] = facts.num_slots
+        changes["max_num_seqs"] = min(spec.max_num_seqs, facts.num_slots)
         changes["kv_tokens"] = facts.num_slots * (
             facts.max_context_tokens or spec.max_context_tokens
         )

@@ -28,15 +28,17 @@ class ReplayedPrompts:
 
     Args:
         engine: What runs the calls.
+        spec: A description to give instead of the engine's own: with a speed that was measured.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, spec: InstanceSpec | None = None) -> None:
         self._engine = engine
+        self._spec = spec
 
     @property
     def spec(self) -> InstanceSpec:
         """Return the instance's description."""
-        return self._engine.spec
+        return self._spec or self._engine.spec
 
     def generate(self, call: BoundCall, engine_id: str) -> AsyncGenerator[EngineEvent, None]:
         """Run one call; see `Engine.generate`."""

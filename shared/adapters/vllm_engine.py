@@ -240,7 +240,7 @@ def _load(params: VllmParams) -> _Native:
     Raises:
         ConfigError: It is not installed, or does not import.
     """
-    os.environ.update(params.variables())
+    os.environ.update({**params.defaults(), **os.environ, **params.variables()})
     try:
         import vllm  # noqa: PLC0415 - takes ten seconds, and is there for some workers only
         from vllm.sampling_params import (  # noqa: PLC0415
@@ -327,12 +327,17 @@ def _close(engine: Any, parts: set[Seen], guard: Guard) -> None:
     if engine is not None:
         try:
             engine.shutdown(timeout=STOP_GRACE_S)
-        except TypeError:  # releases before 0.15
+        except TypeError:  # older releases
             engine.shutdown()
+        engine.shutdown = _do_nothing  # it would do so again at the interpreter's end, and fail
     others = {one for one in parts if one.pid != guard.pid}
     if not end_all(others, STOP_GRACE_S):
         log.error("engine_left_behind", pids=[one.pid for one in others])
     guard.dismiss()
+
+
+def _do_nothing(**_: object) -> None:
+    pass
 
 
 def _told(exc: BaseException) -> str:

@@ -61,9 +61,18 @@ class VllmParams:
             **self.extra,
         }
 
+    def defaults(self) -> dict[str, str]:
+        """Return environment variables for where the user has set no others."""
+        return {
+            "HF_HUB_OFFLINE": "1",
+            "VLLM_NO_USAGE_STATS": "1",
+            "VLLM_LOGGING_LEVEL": "WARNING",
+            "VLLM_LOGGING_STREAM": "ext://sys.stderr",  # stdout is a command's data
+        }
+
     def variables(self) -> dict[str, str]:
         """Return the environment variables that vLLM reads when it is imported."""
-        found = {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
+        found: dict[str, str] = {}
         if self.cpu_kv_cache_gib is not None:
             found["VLLM_CPU_KVCACHE_SPACE"] = str(self.cpu_kv_cache_gib)
         if self.cpu_cores is not None:

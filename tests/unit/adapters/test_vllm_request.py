@@ -108,6 +108,7 @@ def test_the_engine_is_started_as_the_mesh_needs_it():
     assert "block_size" not in args
     assert params.variables()["VLLM_CPU_KVCACHE_SPACE"] == "2"
     assert params.variables()["VLLM_CPU_OMP_THREADS_BIND"] == "1"
+    assert params.defaults()["VLLM_LOGGING_STREAM"] == "ext://sys.stderr"
     with pytest.raises(ConfigError, match="scheduling_policy"):
         VllmParams(model="/m", extra={"scheduling_policy": "fcfs"})
 
