@@ -194,8 +194,8 @@ def command(
     `--time-scale 10` runs on the wall clock instead (eight minutes,
     on a machine with time to spare).
 
-    Writes the plot (adaptation.png) and the latency events (adaptation-events.jsonl, which
-    `hexflow tune` reads).
+    Writes the plot (adaptation.png), what it shows (adaptation.json) and the latency events
+    (adaptation-events.jsonl, which `hexflow tune` reads).
     """
     configure_logs(verbose=verbose)
     fleet = load_fleet(FLEET)
@@ -213,12 +213,11 @@ def command(
     adapted = _judged(done, events, moments, decided, fleet, time_scale)
     out.mkdir(parents=True, exist_ok=True)
     (out / "adaptation-events.jsonl").write_bytes(events_text(events))
-    from services.cli.plots import save  # noqa: PLC0415 - matplotlib takes a while
-    from services.cli.tuning_plots import adaptation_figure  # noqa: PLC0415
+    (out / "adaptation.json").write_bytes(msgspec.json.encode(adapted))
+    from services.cli.adaptation_plot import adaptation_figure  # noqa: PLC0415 - matplotlib is slow
+    from services.cli.plots import save  # noqa: PLC0415
 
-    path = save(
-        adaptation_figure(adapted.phases, adapted.moments, adapted.latencies), out, "adaptation.png"
-    )
+    path = save(adaptation_figure(adapted), out, "adaptation.png")
     if json:
         wall_s = round(time.monotonic() - started_s, 1)
         print_json({**adapted_json(adapted), "plot": str(path), "wall_s": wall_s})

@@ -20,7 +20,7 @@ EXHAUSTIVE = (
     *(0.0, 0.001, 0.003, 0.006, 0.01, 0.02, 0.03, 0.04, 0.07, 0.1, 0.14, 0.2, 0.28),
     *(0.4, 0.55, 0.7, 0.8, 0.9, 0.95, 0.98, 1.0),
 )
-ADAPTED_FROM = 0.5
+ADAPTED_AFTER = 1_200  # queries: two windows
 
 
 class Moment(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,8 +47,10 @@ class PhaseResult(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         name: For people.
         starts_s: Seconds since the run began.
+        judged_from_s: Since when its queries are judged: two windows after its beginning.
+        num_judged: How many those are.
         alpha: In force at its end.
-        live_p95_s: Of the queries that arrived in its second half, seconds.
+        live_p95_s: Of the queries judged, seconds.
         tuned_p95_s: The same queries simulated under `alpha`, seconds.
         best_alpha: Best constant by exhaustive simulation.
         best_p95_s: Its P95, seconds.
@@ -57,6 +59,8 @@ class PhaseResult(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     starts_s: float
+    judged_from_s: float
+    num_judged: int
     alpha: float
     live_p95_s: float
     tuned_p95_s: float
@@ -113,7 +117,7 @@ def _phase_result(
     alpha: float,
     hop_s: float,
 ) -> PhaseResult:
-    first = int(ADAPTED_FROM * len(queries))
+    first = min(ADAPTED_AFTER, len(queries) // 2)
     from_s = queries[first].arrival_s or 0.0
     began_s = min((end.arrival_s for end in tally.ends), default=0.0) - (
         queries[0].arrival_s or 0.0
@@ -126,6 +130,8 @@ def _phase_result(
     return PhaseResult(
         name=phase.name,
         starts_s=starts_s,
+        judged_from_s=starts_s + from_s,
+        num_judged=len(queries) - first,
         alpha=alpha,
         live_p95_s=percentile(live, 95),
         tuned_p95_s=p95_s[alpha],
@@ -147,7 +153,8 @@ def best_constant(phases: Sequence[PhaseResult]) -> tuple[float, float]:
 
 def results_table(adapted: Adapted) -> Table:
     """Return the phases for people."""
-    table = Table(title="P95 of each phase's second half, seconds", title_justify="left")
+    title = f"P95 of each phase's queries after the first {ADAPTED_AFTER:,} (or half), seconds"
+    table = Table(title=title, title_justify="left")
     for name in ("phase", "α", "live", "simulated", "best α", "best", "live ÷ best", "sim ÷ best"):
         table.add_column(name, justify="left" if name == "phase" else "right")
     for phase in adapted.phases:

@@ -16,7 +16,7 @@ import structlog
 
 from services.cli.real_engines import OpenEngine
 from services.cli.session import MeshAccess
-from services.cli.virtual_time import VirtualTimeLoop, holding
+from services.cli.virtual_time import VirtualTimeLoop
 from services.dispatcher.app import build_dispatcher
 from services.dispatcher.params import DispatcherParams
 from services.gateway.app import build_gateway
@@ -34,6 +34,7 @@ from services.worker.params import WorkerParams
 from shared.adapters.clock import SystemClock
 from shared.adapters.embedded_redis import EmbeddedRedis
 from shared.adapters.memory_broker import MemoryBroker
+from shared.adapters.memory_store import MemoryStore
 from shared.adapters.redis_store import RedisParams, RedisStore
 from shared.adapters.simulated_engine import SimulatedEngine
 from shared.contracts.topics import Topics
@@ -134,7 +135,7 @@ async def open_in_virtual_time(params: EmbeddedParams) -> AsyncIterator[Embedded
     async with AsyncExitStack() as stack:
         with loop.held():  # servers and processes start in real time
             mesh = await stack.enter_async_context(
-                open_mesh_on(broker, clock, params, wrap=lambda store: holding(store, loop))
+                open_mesh_on(broker, clock, params, wrap=lambda _: MemoryStore())
             )
         try:
             yield mesh

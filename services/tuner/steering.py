@@ -116,15 +116,14 @@ class Steering:
         records = [*ended, *running]
         requests = speed_requests(records, self._tables.fleet, self._tables.speeds)
         fits = await self._replay.speeds(requests)
-        hits = hit_factors(records)
-        is_other = await self._publish_speeds(fits, hits)
         workload_s = window_cut_s(ended, running)
-        recent = [r for r in ended if workload_s is None or r.arrival_s >= workload_s]
-        await self._publish_shapes(recent or ended)
-        cuts = [workload_s, *(fit.changed_at_s for fit in fits.values())]
+        recent = _since(records, workload_s) or records
+        hits = hit_factors(recent)
+        is_other = await self._publish_speeds(fits, hits)
+        await self._publish_shapes(_since(ended, workload_s) or ended)
         self._truth.take_speeds(fits)
-        begun_s = min((record.arrival_s for record in records), default=0.0)
-        self._truth.take_hits(hits, max(begun_s, *(cut for cut in cuts if cut is not None), 0.0))
+        self._truth.take_hits(hits, min((record.arrival_s for record in recent), default=0.0))
+        cuts = [workload_s, *(fit.changed_at_s for fit in fits.values())]
         return Lesson(
             changed_at_s=max((cut for cut in cuts if cut is not None), default=None),
             is_other=is_other,
@@ -375,3 +374,7 @@ class Steering:
     async def _publish(self, message: ControlMessage, key: str) -> None:
         await self._publisher.until_taken(CONTROL, message, key=key)
         self._tables.take(message)
+
+
+def _since(records: Sequence[QueryRecord], at_s: float | None) -> list[QueryRecord]:
+    return [record for record in records if at_s is None or record.arrival_s >= at_s]

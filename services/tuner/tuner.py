@@ -68,14 +68,14 @@ class Tuner:
         self._health = health
         publisher = Publisher(broker, topics, clock)
         self._dead_letters = DeadLetters(publisher, topics, clock, metrics, "tuner")
-        self._tables = Tables(metrics)
+        self.tables = Tables(metrics)
         self._window = Window(params.window_queries + params.lead_in)
         self._watching = Watching(params, metrics)
         self._steering = Steering(
             replay=replay,
             publisher=publisher,
             clock=clock,
-            tables=self._tables,
+            tables=self.tables,
             params=params,
             metrics=metrics,
             journal=journal,
@@ -88,8 +88,8 @@ class Tuner:
         states = self._topics.name(INSTANCE_STATES)
         control = self._topics.name(CONTROL)
         async with (
-            follow_topic(self._broker, states, self._tables.on_state) as state_follower,
-            follow_topic(self._broker, control, self._tables.on_control) as control_follower,
+            follow_topic(self._broker, states, self.tables.on_state) as state_follower,
+            follow_topic(self._broker, control, self.tables.on_control) as control_follower,
             asyncio.TaskGroup() as group,
         ):
             group.create_task(state_follower.follow(stop), name="tuner-states")
@@ -114,7 +114,7 @@ class Tuner:
                 try:
                     records = await consumer.fetch(timeout_s=0.5)
                     for record in records:
-                        await self._take(record)
+                        await self.take(record)
                     if records:
                         await self._commit(consumer)
                 except BrokerUnavailable:
@@ -133,7 +133,8 @@ class Tuner:
         self._watching = Watching(self._params, self._metrics)
         self._next_offset.clear()
 
-    async def _take(self, record: Record) -> None:
+    async def take(self, record: Record) -> None:
+        """Take a record of `latency-events`."""
         self._metrics.messages.add(topic=LATENCY_EVENTS)
         self._next_offset[record.tp] = record.offset + 1
         try:
@@ -145,7 +146,7 @@ class Tuner:
             event,
             record.offset,
             now_s=self._clock.now_s(),
-            instances=self._tables.ever_seen,
+            instances=self.tables.ever_seen,
         )
         if fault == "duplicate":
             self._metrics.duplicates.add(topic=LATENCY_EVENTS)
@@ -173,9 +174,9 @@ class Tuner:
                 await asyncio.wait_for(stop.wait(), self._params.check_wall_s)
             except TimeoutError:
                 if self._owned:
-                    await self._step()
+                    await self.step()
 
-    async def _step(self) -> None:
+    async def step(self) -> None:
         """Look at the window; learn and decide where there is reason to."""
         now_s, watching, window = self._clock.now_s(), self._watching, self._window
         ended, running = window.split(now_s, self._params.quiet_s)

@@ -62,7 +62,7 @@ class RedisUrgencySet:
         epochs = {entry.token.epoch for entry in entries}
         if len(epochs) > 1:
             raise ValueError("one addition holds entries of one epoch")
-        fields = [_entry_fields(entry) for entry in entries]
+        fields = [entry_fields(entry) for entry in entries]
         added: list[bool] = []
         for start in range(0, len(entries), _ENTRIES_PER_SCRIPT):
             args = [field for four in fields[start : start + _ENTRIES_PER_SCRIPT] for field in four]
@@ -170,7 +170,12 @@ def _number(value: float) -> str:
     return repr(float(value))
 
 
-def _entry_fields(entry: QueueEntry) -> tuple[str, str, str, str]:
+def entry_fields(entry: QueueEntry) -> tuple[str, str, str, str]:
+    """Return an entry as the scripts keep it.
+
+    Raises:
+        ValueError: A number is out of range, or none.
+    """
     arrival = _bounded(entry.arrival, _LARGEST, "arrival")
     return entry.request_id, _token_text(entry.token), f"{arrival:019d}", _number(entry.score)
 

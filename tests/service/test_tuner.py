@@ -1,102 +1,18 @@
 """The tuner on the in-process broker: what it publishes, and when it keeps still."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 
 import msgspec
 import pytest
 
-from services.tuner.app import build_tuner, replay_processes
-from services.tuner.params import TunerParams
+from services.tuner.app import replay_processes
 from services.tuner.replay import ProcessReplay
-from shared.adapters.clock import SystemClock
-from shared.adapters.memory_broker import MemoryBroker
-from shared.contracts.codec import decode_any, encode
-from shared.contracts.messages import AlphaUpdate, InstanceState, SpeedUpdate, WorkflowProfile
-from shared.contracts.topics import CONTROL, INSTANCE_STATES, LATENCY_EVENTS, Topics
-from shared.ports import TopicPartition
-from shared.runtime.health import Health
-from shared.runtime.metrics import Metrics
-from shared.scheduling.tuning import TuningRules
+from shared.contracts.codec import encode
+from shared.contracts.messages import AlphaUpdate, SpeedUpdate, WorkflowProfile
+from shared.contracts.topics import CONTROL, LATENCY_EVENTS
 from shared.simulation.speed_fit import SpeedFit
-from tests.support.scheduling import make_spec
+from tests.support.tuner_bench import TOPICS, running
 from tests.support.tuning import ChosenReplay, query_events
-
-TOPICS = Topics(prefix="t.", state_partitions=1)
-PARAMS = TunerParams(
-    initial_alpha=0.7,
-    min_queries=20,
-    window_queries=100,
-    quiet_s=30.0,
-    period_s=1e6,
-    rules=TuningRules(min_queries=20),
-)
-
-
-class Bench:
-    """A running tuner, fed by the test."""
-
-    def __init__(self, broker: MemoryBroker) -> None:
-        self.broker = broker
-        self.metrics = Metrics("tuner")
-
-    async def feed(self, latency_s: float, *, count: int = 25, start_s: float = 0.0) -> None:
-        """Publish the events of ended queries."""
-        topic = TOPICS.name(LATENCY_EVENTS)
-        for index in range(count):
-            for event in query_events(
-                f"q{start_s}-{index}", arrival_s=start_s + index, latency_s=latency_s
-            ):
-                await self.broker.publish(topic, encode(event))
-
-    async def control(self) -> list[AlphaUpdate | WorkflowProfile | SpeedUpdate]:
-        """Return what is on `control`."""
-        tp = TopicPartition(TOPICS.name(CONTROL), 0)
-        async with self.broker.partition_consumer([tp], start="beginning") as consumer:
-            records = await consumer.fetch(timeout_s=0.05)
-        return [
-            decode_any(r.value or b"", AlphaUpdate, WorkflowProfile, SpeedUpdate) for r in records
-        ]
-
-    async def alphas(self) -> list[AlphaUpdate]:
-        """Return the α updates published."""
-        return [update for update in await self.control() if isinstance(update, AlphaUpdate)]
-
-    async def until(self, condition: Callable[[], bool]) -> None:
-        """Wait until a condition holds."""
-        async with asyncio.timeout(60):
-            while not condition():
-                await asyncio.sleep(0.01)
-
-
-@asynccontextmanager
-async def running(
-    replay, params: TunerParams = PARAMS, broker: MemoryBroker | None = None
-) -> AsyncIterator[Bench]:
-    """Run a tuner with one instance in the fleet; a clock far after every event."""
-    clock = SystemClock()
-    broker = broker or MemoryBroker(clock)
-    await broker.create_topics(TOPICS.specs())
-    state = InstanceState(instance_id="a100-0", phase="serving", epoch=0, spec=make_spec("a100-0"))
-    await broker.publish(TOPICS.name(INSTANCE_STATES), encode(state), key=b"a100-0")
-    bench = Bench(broker)
-    tuner = build_tuner(
-        broker=broker,
-        replay=replay,
-        clock=clock,
-        topics=TOPICS,
-        params=params,
-        metrics=bench.metrics,
-        health=Health(clock),
-    )
-    stop = asyncio.Event()
-    async with asyncio.TaskGroup() as group:
-        group.create_task(tuner.serve(stop), name="tuner")
-        try:
-            yield bench
-        finally:
-            stop.set()
 
 
 async def test_a_better_alpha_is_published_with_its_reason():
