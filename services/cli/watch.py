@@ -24,6 +24,7 @@ from shared.ports import Record, StartAt, TopicPartition
 from shared.runtime.tables import Follower, OnRecord
 from shared.scheduling.attainment import percentile
 
+DRIFT = 1.25
 REMEMBERED_CALLS = 500
 
 
@@ -33,6 +34,7 @@ class MeshWatch:
     def __init__(self) -> None:
         self.states: dict[str, InstanceState] = {}
         self.alphas: dict[str, AlphaUpdate] = {}
+        self.speeds: dict[str, float] = {}
         self.outcomes: Counter[str] = Counter()
         self._call_times_s: deque[float] = deque(maxlen=REMEMBERED_CALLS)
 
@@ -78,6 +80,16 @@ class MeshWatch:
         update = _read(record, AlphaUpdate, WorkflowProfile, SpeedUpdate)
         if isinstance(update, AlphaUpdate):
             self.alphas[update.pool] = update
+        elif isinstance(update, SpeedUpdate):
+            self.speeds[update.instance_id] = update.factor
+
+    def drifted(self) -> dict[str, float]:
+        """Return the instances far from their profile: real time divided by the profile's."""
+        return {
+            name: self.speeds[name]
+            for name in sorted(self.states)
+            if not 1 / DRIFT < self.speeds.get(name, 1.0) < DRIFT
+        }
 
 
 def _read(record: Record, *classes: type) -> object:
@@ -118,7 +130,7 @@ def watch_table(watch: MeshWatch) -> Table:
     table.add_column("instance")
     table.add_column("GPU")
     table.add_column("state")
-    for name in ("waiting", "running", "backlog", "KV used"):
+    for name in ("waiting", "running", "backlog", "others'", "KV used", "time × profile"):
         table.add_column(name, justify="right")
     for instance_id in sorted(watch.states):
         state = watch.states[instance_id]
@@ -129,7 +141,9 @@ def watch_table(watch: MeshWatch) -> Table:
             str(state.num_waiting),
             f"{state.num_running}/{state.capacity}",
             seconds(state.backlog_s),
+            seconds(state.foreign_s) if state.foreign_s else "",
             f"{state.kv_used_tokens / max(1, state.spec.kv_tokens):.0%}",
+            f"{watch.speeds[instance_id]:.2f}" if instance_id in watch.speeds else "",
         )
     return table
 
@@ -144,5 +158,6 @@ def watch_line(watch: MeshWatch) -> str:
     p95_s = watch.call_p95_s()
     if p95_s == p95_s:  # noqa: PLR0124 - NaN before the first call
         parts.append(f"call P95 {p95_s:.1f} s")
+    parts += [f"{name} takes {x:.1f} × its profile" for name, x in watch.drifted().items()]
     parts += [f"α of {pool} {update.alpha:g}" for pool, update in sorted(watch.alphas.items())]
     return " · ".join(parts)

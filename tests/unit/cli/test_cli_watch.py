@@ -1,5 +1,6 @@
 """What the command line learns from a mesh's own topics."""
 
+import asyncio
 import time
 
 import msgspec
@@ -7,7 +8,7 @@ import pytest
 
 from services.cli.remote import live_instances, scale_of
 from services.cli.session import MeshAccess
-from services.cli.watch import watch_line, watching
+from services.cli.watch import watch_line, watch_table, watching
 from shared.adapters.clock import SystemClock
 from shared.adapters.memory_broker import MemoryBroker
 from shared.contracts.messages import (
@@ -16,6 +17,7 @@ from shared.contracts.messages import (
     InstanceState,
     LatencyEvent,
     RecoveryProbe,
+    SpeedUpdate,
 )
 from shared.contracts.topics import CONTROL, INSTANCE_STATES, LATENCY_EVENTS, Topics
 from shared.errors import ConfigError
@@ -126,3 +128,19 @@ async def test_an_instance_that_left_disappears(access: MeshAccess):
                 break
             await access.clock.sleep_wall(0.01)
     assert set(watch.states) == {SPECS[1].instance_id}
+
+
+async def test_drift_from_the_profile_is_told(access: MeshAccess):
+    """An instance that takes far longer than its profile says is named; a small factor is not."""
+    publisher = Publisher(access.broker, access.topics, access.clock)
+    for index, factor in enumerate((1.8, 1.1)):
+        await announce(access, index)
+        name = SPECS[index].instance_id
+        update = SpeedUpdate(instance_id=name, factor=factor, revision=1)
+        await publisher.once(CONTROL, update, key=f"speed/{name}")
+    async with watching(access) as watch, asyncio.timeout(30):
+        while len(watch.speeds) < 2 or len(watch.states) < 2:
+            await asyncio.sleep(0.01)
+    assert watch.drifted() == {SPECS[0].instance_id: 1.8}
+    assert f"{SPECS[0].instance_id} takes 1.8 × its profile" in watch_line(watch)
+    assert watch_table(watch).row_count == 2
