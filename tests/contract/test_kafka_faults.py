@@ -14,7 +14,7 @@ from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 
 from shared.adapters.clock import ManualClock, SystemClock
 from shared.adapters.kafka import KafkaBroker
-from shared.adapters.kafka_consumer import KafkaConsumer
+from shared.adapters.kafka_consumer import COORDINATOR_TASKS, KafkaConsumer
 from shared.adapters.kafka_params import KafkaParams
 from shared.adapters.local_process import free_port
 from shared.errors import BrokerUnavailable, StaleAssignment, TooLarge, UnknownTopic
@@ -312,6 +312,32 @@ async def test_member_without_heartbeats_loses_its_partitions(
                 await member.commit({tp: Committed(offset=1)})
             await until(lambda: len(joined) == 2, member.fetch)
             await member.commit({tp: Committed(offset=0)})
+
+
+async def test_a_dead_member_can_be_dismissed(kafka_server: KafkaServer, prefix: str) -> None:
+    """Its partitions move long before its session ends."""
+    group = prefix + "g"
+    dead = params(kafka_server, session_timeout_s=60.0, client_id=prefix + "dead")
+    alive = params(kafka_server, session_timeout_s=60.0, client_id=prefix + "alive")
+    async with KafkaBroker.open(dead) as first, KafkaBroker.open(alive) as second:
+        topic = await make_topic(second, prefix + "t", 2)
+        async with (
+            first.group_consumer([topic], group) as silent,
+            second.group_consumer([topic], group) as heir,
+        ):
+
+            async def both() -> None:
+                await heir.fetch()
+                await silent.fetch()
+
+            await until(lambda: len(heir.assignment()) == 1, both)
+            for name in COORDINATOR_TASKS:  # no heartbeat any more, and no goodbye
+                task = getattr(silent._client._coordinator, name, None)
+                if task is not None:
+                    task.cancel()
+            assert await second.dismiss(group, prefix + "nobody") == 0
+            assert await second.dismiss(group, prefix + "dead") == 1
+            await until(lambda: len(heir.assignment()) == 2, heir.fetch)
 
 
 async def test_append_times_come_from_the_broker(kafka_server: KafkaServer, prefix: str) -> None:

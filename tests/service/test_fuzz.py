@@ -58,6 +58,7 @@ TOPICS = (
 )
 
 
+@pytest.mark.timeout(3_600)
 def test_no_bytes_raise_anything_but_a_contract_error():
     """Whatever comes, a message is read or refused, and what was read can be written again."""
     found: Counter[str] = Counter()

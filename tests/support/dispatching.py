@@ -70,6 +70,7 @@ class WeakBroker:
         self.refuse_publish: Callable[[str], bool] = lambda _: False
         self.hooks: dict[str, RevokedHook] = {}
         self.consumers: dict[str, Consumer] = {}
+        self.dismissed: list[tuple[str, str]] = []
 
     async def publish(
         self,
@@ -110,6 +111,11 @@ class WeakBroker:
         """Open a consumer that can be cut off."""
         async with self.inner.partition_consumer(partitions, start=start, group=group) as consumer:
             yield WeakConsumer(self, consumer)
+
+    async def dismiss(self, group: str, client_id: str) -> int:
+        """Note who was to be removed from which group."""
+        self.dismissed.append((group, client_id))
+        return await self.inner.dismiss(group, client_id)
 
     async def partitions_of(self, topic: str) -> int:
         """Return the number of partitions."""
@@ -313,6 +319,7 @@ class Mesh:
         `admission` is.
         """
         params.setdefault("admission", False)
+        params.setdefault("probe_interval_s", 1.0)  # compaction must not outrun the tests
         params.setdefault("dead_after_s", 1e9)
         self.metrics, self.health = Metrics("dispatcher"), Health(self.clock)
         return _running(self, DispatcherParams(dispatcher_id=params.pop("id", "d1"), **params))
