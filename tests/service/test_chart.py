@@ -1,6 +1,8 @@
 """The Helm chart, rendered by Helm itself."""
 
+import os
 import tomllib
+from pathlib import Path
 from typing import Any
 
 import kubernetes_validate
@@ -17,6 +19,7 @@ from tests.support.helm import CHART, EXAMPLES, Helm, helm_program
 from tests.support.servers import MissingServerError, do_without
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1_800)]
+GOLDEN = Path(__file__).parents[1] / "data" / "chart"
 KUBERNETES = ("1.35", "1.36", "1.37")
 FOREIGN = {"ServiceMonitor", "PrometheusRule", "ScaledObject"}
 """Kinds of other projects, which Kubernetes' own schemas do not know."""
@@ -215,6 +218,18 @@ def test_autoscaling_goes_by_seconds_of_work(helm: Helm):
         (metric,) = one["spec"]["metrics"]
         assert metric["pods"]["metric"]["name"] == "hexflow_backlog_seconds"
     assert all("replicas" not in one["spec"] for one in worker_sets(manifests))
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+def test_manifests_are_as_reviewed(helm: Helm, example: Path):
+    """What an example renders changes only on purpose: `WRITE_GOLDEN=1` writes it anew."""
+    off = "--set=monitoring.rules.enabled=false,monitoring.dashboards.enabled=false"
+    golden = GOLDEN / example.name
+    text = helm.text(f"--values={example}", off)
+    if os.environ.get("WRITE_GOLDEN"):
+        golden.parent.mkdir(parents=True, exist_ok=True)
+        golden.write_text(text)
+    assert text == golden.read_text()
 
 
 WRONG = {

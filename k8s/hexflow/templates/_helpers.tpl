@@ -175,7 +175,7 @@ priorityClassName: {{ . }}
 
 {{- define "hexflow.volumes" -}}
 - name: tmp
-  emptyDir: {sizeLimit: 512Mi}
+  emptyDir: {sizeLimit: {{ .Values.tmpSize }}}
 {{- with .Values.kafka.tls.secretName }}
 - name: kafka-tls
   secret: {secretName: {{ . }}, defaultMode: 288}
