@@ -2,7 +2,14 @@
 
 import typer
 
-from services.cli import bench_gateway, bench_mesh, bench_simulator, bench_stationary, bench_tuner
+from services.cli import (
+    bench_gateway,
+    bench_mesh,
+    bench_overload,
+    bench_simulator,
+    bench_stationary,
+    bench_tuner,
+)
 
 app = typer.Typer(
     help="Measure what the mesh costs, and the simulator.",
@@ -21,4 +28,5 @@ app.command("mesh")(bench_mesh.command)
 app.command("gateway")(bench_gateway.command)
 app.command("simulator")(bench_simulator.command)
 app.command("tuner")(bench_tuner.command)
+app.command("overload")(bench_overload.command)
 app.command("stationary")(bench_stationary.command)

@@ -23,10 +23,12 @@ from services.dispatcher.handoff import Handoff
 from services.dispatcher.intake import Intake, QueryMemory, Refusal
 from services.dispatcher.params import DispatcherParams
 from services.dispatcher.partitions import Partitions
+from services.dispatcher.peers import Peers
 from services.dispatcher.planner import Planner
+from services.dispatcher.recovery import GROUP as RECOVERY_GROUP
 from services.dispatcher.recovery import Recovery
 from shared.contracts.topics import STAGE_REQUESTS, Topics
-from shared.errors import BrokerUnavailable, UnknownTopic
+from shared.errors import BrokerUnavailable, ConfigError, UnknownTopic
 from shared.ports import Broker, Clock, Consumer, Record, TopicPartition
 from shared.runtime.health import Health
 from shared.runtime.metrics import Metrics
@@ -85,6 +87,7 @@ class Dispatcher:
         memory = QueryMemory(params.remembered_queries)
         self._intake = Intake(clock, params, metrics, memory)
         self._gate = Gate(control, clock, params)
+        self._peers = Peers(params.dispatcher_id, params.peer_silence_s)
         self._planner = Planner(
             self._book, self._fleet, control, self._gate, self._cancellations, memory, clock, params
         )
@@ -93,6 +96,7 @@ class Dispatcher:
             control=control,
             cancellations=self._cancellations,
             gate=self._gate,
+            peers=self._peers,
             clock=clock,
             topics=topics,
             metrics=metrics,
@@ -120,6 +124,7 @@ class Dispatcher:
         """
         async with AsyncExitStack() as stack:
             await self._learn_reply_partitions()
+            await self._dismiss(self._params.dispatcher_id)  # an earlier life of ours, if it died
             followers = await self._tables.open(self._broker, stack)
             async with asyncio.TaskGroup() as group:
                 done = asyncio.Event()
@@ -150,6 +155,7 @@ class Dispatcher:
             side = [
                 group.create_task(self._plan_on_change(group), name="plan"),
                 group.create_task(self._tick(), name="tick"),
+                group.create_task(self._watch_peers(), name="peers"),
                 group.create_task(self._commit_regularly(partitions), name="commit"),
             ]
             self._health.beat("intake", LONGEST_FETCH_S)
@@ -246,6 +252,21 @@ class Dispatcher:
             return
         with suppress(BrokerUnavailable, UnknownTopic):
             await self._learn_reply_partitions()
+
+    async def _dismiss(self, dispatcher_id: str) -> None:
+        """Let what a dead dispatcher owned move now, where Kafka has not noticed yet."""
+        for group in (GROUP, RECOVERY_GROUP):
+            name = self._topics.group(group)
+            with suppress(BrokerUnavailable, ConfigError):
+                if await self._broker.dismiss(name, dispatcher_id):
+                    log.warning("member_dismissed", group=name, dispatcher_id=dispatcher_id)
+
+    async def _watch_peers(self) -> None:
+        """Take over from dispatchers that have died, until cancelled."""
+        while True:
+            await self._clock.sleep_wall(self._params.peer_silence_s / 8)
+            for dispatcher_id in self._peers.take_dead(self._clock.monotonic_s()):
+                await self._dismiss(dispatcher_id)
 
     # Deciding.
 

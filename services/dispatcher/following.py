@@ -14,6 +14,7 @@ import structlog
 from services.dispatcher.control import Cancellations, Control
 from services.dispatcher.fleet_state import FleetState
 from services.dispatcher.gate import Gate
+from services.dispatcher.peers import PROBE_KEY, Peers
 from shared.contracts.codec import decode, decode_any
 from shared.contracts.messages import (
     AlphaUpdate,
@@ -50,7 +51,8 @@ class Tables:
         fleet: Instance states go here.
         control: α, profiles and speeds go here.
         cancellations: Tombstones go here.
-        gate: Ends of calls go here, those from now on.
+        gate: Ends of calls go here, the last ones of the past too.
+        peers: Probes of dispatchers go here.
         clock: Time.
         topics: Names.
         metrics: Counts records and what could not be read.
@@ -65,6 +67,7 @@ class Tables:
         control: Control,
         cancellations: Cancellations,
         gate: Gate,
+        peers: Peers,
         clock: Clock,
         topics: Topics,
         metrics: Metrics,
@@ -75,6 +78,7 @@ class Tables:
         self._control = control
         self._cancellations = cancellations
         self._gate = gate
+        self._peers = peers
         self._clock = clock
         self._topics = topics
         self._metrics = metrics
@@ -133,9 +137,14 @@ class Tables:
     def _on_state(self, record: Record) -> None:
         self._fleet.listen(self._clock.monotonic_s())
         if record.value is None:
-            self._fleet.remove((record.key or b"").decode(errors="replace"))
+            key = (record.key or b"").decode(errors="replace")
+            self._fleet.remove(key)
+            self._peers.left(key)
             return
         message = decode_any(record.value, InstanceState, RecoveryProbe)
+        is_peer = (record.key or b"").startswith(PROBE_KEY.encode())
+        if isinstance(message, RecoveryProbe) and is_peer and not self._is_past:
+            self._peers.heard(message, self._clock.monotonic_s())
         if isinstance(message, InstanceState):
             heard_at_s = self._clock.monotonic_s() - self._age_s(record)
             if self._fleet.observe(record.offset, message, heard_at_s):

@@ -14,15 +14,15 @@ from shared.contracts.messages import LatencyEvent, StageRequest
 from shared.errors import QueueFull
 from shared.ports import Clock
 from shared.scheduling.admission import Admission, AdmissionRules, Asked
-from shared.scheduling.policies.earliest_finish import stretch
 from shared.scheduling.policy import InstanceView
+from shared.scheduling.pool_rate import pool_rate
 from shared.scheduling.profiles import FleetTimes
 from shared.scheduling.throughput import Finished, Throughput
 
-TYPICAL_PREFILL_SHARE = 0.2
-TYPICAL_CONTEXT_TOKENS = 4_000
 SAME_INSTANT_S = 0.001
 NOTHING_LEFT = 0.05
+WAITING_SHARE = 0.2
+PATIENCE = 0.5
 MAX_PAST = 10_000
 
 
@@ -31,6 +31,9 @@ class _Pool:
         self.admission = Admission(rules)
         self.throughput = Throughput(rules.window_s)
         self.members: Sequence[InstanceView] = ()
+        self.asked_for = ("", "")  # workflow and first stage
+        self.prior = 0.0
+        self.prior_key: object = None
 
 
 class Gate:
@@ -81,16 +84,17 @@ class Gate:
         if pool is None:
             self._past.append(event)
         else:
-            self._learn(pool, event)
+            self._learn(pool, event, is_news=True)
 
-    def _learn(self, pool: _Pool, event: LatencyEvent) -> None:
+    def _learn(self, pool: _Pool, event: LatencyEvent, *, is_news: bool) -> None:
         now_s, times = self._clock.now_s(), self._times(pool)
         work_s = times.call_s(event.workflow, event.stage)
         if event.kind != "completed":
             pool.admission.demand.remove(event.query_id)
             return
         ended_s = min(now_s, event.times.finished_at_s or now_s)
-        pool.throughput.finished(_finished(event, work_s, ended_s), self._prior(pool))
+        is_full = _is_full(pool.members) if is_news else _has_waited(event)
+        pool.throughput.finished(_finished(event, work_s, ended_s, is_full), self._prior(pool))
         after_s = times.work_after_s(event.workflow, event.stage, event.iteration)
         deadline_s = event.arrival_s + event.slo_s
         key = (event.stage, event.iteration)
@@ -110,6 +114,7 @@ class Gate:
     def _decide(self, pool: _Pool, prepared: Prepared, now_s: float) -> str | None:
         request = prepared.request
         query_id = request.effective_query_id
+        pool.asked_for = (request.workflow, request.stage)
         times = self._times(pool)
         path_s = times.stage_s(request.workflow, request.stage) + times.remaining_s(
             request.workflow, request.stage, request.iteration
@@ -153,15 +158,21 @@ class Gate:
         if is_new:
             past = [event for event in self._past if event.model == model]
             for event in sorted(past, key=_ended_s):
-                self._learn(pool, event)
+                self._learn(pool, event, is_news=False)
         return pool
 
     def _times(self, pool: _Pool) -> FleetTimes:
         return self._control.predictor.fleet_times(pool.members)
 
     def _prior(self, pool: _Pool) -> float:
-        """Return the rate believed before any call has ended, seconds of work per second."""
-        return sum(_typical_gain(view) for view in pool.members)
+        """Return the rate believed before calls have ended, seconds of work per second."""
+        shapes = self._control.predictor.shapes
+        members = tuple((id(view.spec), view.capacity, view.speed_factor) for view in pool.members)
+        key = (pool.asked_for, id(shapes), members)
+        if pool.prior_key != key:
+            pool.prior_key = key
+            pool.prior = pool_rate(shapes, *pool.asked_for, pool.members)
+        return pool.prior
 
 
 def is_new_query(request: StageRequest) -> bool:
@@ -180,28 +191,31 @@ def _work_s(times: FleetTimes, request: StageRequest) -> float:
     return request.siblings * times.call_s(request.workflow, request.stage)
 
 
-def _typical_gain(view: InstanceView) -> float:
-    slots = max(1.0, min(float(view.capacity), view.spec.kv_tokens / TYPICAL_CONTEXT_TOKENS))
-    return slots / stretch(slots - 1.0, TYPICAL_PREFILL_SHARE)
-
-
 def _ended_s(event: LatencyEvent) -> float:
     return event.times.finished_at_s or 0.0
 
 
-def _finished(event: LatencyEvent, work_s: float, ended_s: float) -> Finished:
+def _is_full(views: Sequence[InstanceView]) -> bool:
+    """Return whether more waits than a passing jam: at each instance, and beside what runs."""
+    waiting = sum(view.num_waiting for view in views)
+    return waiting >= max(len(views), WAITING_SHARE * sum(view.num_running for view in views))
+
+
+def _has_waited(event: LatencyEvent) -> bool:
+    times = event.times
+    if times.started_at_s is None or times.queued_at_s is None:
+        return False
+    return times.started_at_s - times.queued_at_s > PATIENCE * event.t_comp_s
+
+
+def _finished(event: LatencyEvent, work_s: float, ended_s: float, is_full: bool) -> Finished:
     times = event.times
     started_s, finished_s = times.started_at_s, times.finished_at_s
     service_s = finished_s - started_s if started_s is not None and finished_s is not None else 0.0
-    waited_s = (
-        started_s - times.queued_at_s
-        if started_s is not None and times.queued_at_s is not None
-        else 0.0
-    )
     return Finished(
         work_s=work_s,
         t_comp_s=event.t_comp_s,
-        waited_s=max(0.0, waited_s),
+        is_full=is_full,
         service_s=max(0.0, service_s),
         ended_s=ended_s,
     )

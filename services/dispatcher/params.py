@@ -46,6 +46,8 @@ class DispatcherParams(msgspec.Struct, frozen=True, kw_only=True):
         tick_s: Time between checks of what only time changes.
         revoke_wait_s: How long a partition's move waits for publishes under way.
         probe_interval_s: Time between recovery probes.
+        peer_silence_s: Time without a probe after which another dispatcher is taken for dead and
+            its partitions of `stage-requests` are taken over; safe, should it live.
         dead_after_s: Silence, in the broker's time and covered by probes, after which an instance
             is dead.
         max_attempts: Attempts of a call that may fail or lose their instance until it is given up.
@@ -78,6 +80,7 @@ class DispatcherParams(msgspec.Struct, frozen=True, kw_only=True):
     recommit_s: float = 3_600.0
     tick_s: float = 0.5
     revoke_wait_s: float = 2.0
-    probe_interval_s: float = 1.0
+    probe_interval_s: float = 0.5
+    peer_silence_s: float = 2.0
     dead_after_s: float = 6.0
     max_attempts: int = MAX_ATTEMPTS

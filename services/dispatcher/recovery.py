@@ -17,6 +17,7 @@ from collections.abc import Collection
 import structlog
 
 from services.dispatcher.params import DispatcherParams
+from services.dispatcher.peers import PROBE_KEY
 from services.dispatcher.rescue import Rescue
 from services.dispatcher.silence import SilenceWatch
 from shared.contracts.codec import decode_any
@@ -31,8 +32,8 @@ from shared.runtime.publishing import Publisher
 
 GROUP = "recovery"
 LONGEST_SILENCE_S = 90.0  # while the broker is away: a look at it, and a new consumer
-PROBE_KEY = "probe/"
 MAX_GAP_PROBES = 3.0
+MAX_GAP_S = 3.0
 OLD_PROBE_S = 600.0
 OLD_PROBES_AT_ONCE = 16
 RETRY_S = 0.2
@@ -146,7 +147,7 @@ class Recovery:
             for record in records:
                 ward = self._wards.get(record.tp)
                 if ward is None:
-                    gap_s = MAX_GAP_PROBES * self._params.probe_interval_s
+                    gap_s = max(MAX_GAP_S, MAX_GAP_PROBES * self._params.probe_interval_s)
                     ward = self._wards[record.tp] = Ward(gap_s, self._seq)
                 self._take(record, ward, group)
 

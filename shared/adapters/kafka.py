@@ -111,6 +111,10 @@ class KafkaBroker:
         async with _opened(reader):
             yield reader
 
+    async def dismiss(self, group: str, client_id: str) -> int:
+        """Remove a dead member from a group; see the port."""
+        return await self._admin.dismiss(group, client_id)
+
     async def partitions_of(self, topic: str) -> int:
         """Return the number of partitions of a topic."""
         return await self._admin.partitions_of(topic)

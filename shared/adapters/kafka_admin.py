@@ -13,6 +13,7 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.conn import collect_hosts, create_conn
 from aiokafka.protocol.commit import OffsetFetchRequest
+from aiokafka.protocol.group import LeaveGroupRequest
 from aiokafka.protocol.metadata import MetadataRequest
 
 from shared.adapters.kafka_errors import translate, translated
@@ -79,6 +80,21 @@ class _Client(AIOKafkaAdminClient):
                     )
         return found
 
+    async def members(self, group: str) -> list[tuple[str, str]]:
+        """Return (member id, client id) of a group's members."""
+        found = []
+        response: Any = (await self.describe_consumer_groups([group]))[0]
+        for described in response.groups:
+            _raise_for(described[0])
+            found += [(member[0], member[1]) for member in described[5]]
+        return found
+
+    async def remove(self, group: str, member_id: str) -> None:
+        """Let a member leave its group, as it would itself."""
+        node = await self.find_coordinator(group)
+        response: Any = await self._send_request(LeaveGroupRequest(group, member_id), node)
+        _raise_for(response.error_code)
+
 
 def _raise_for(code: int) -> None:
     if code:
@@ -119,6 +135,22 @@ class KafkaAdmin:
     async def ping(self) -> None:
         """Return when the cluster has answered a request."""
         await self._ask("asking for brokers", self._client.broker_count)
+
+    async def dismiss(self, group: str, client_id: str) -> int:
+        """Remove the one member of a group that has a client id; see the port."""
+
+        async def attempt() -> int:
+            members = await self._client.members(group)
+            ids = [member_id for member_id, client in members if client == client_id]
+            if len(ids) != 1:
+                return 0
+            try:
+                await self._client.remove(group, ids[0])
+            except kafka.UnknownMemberIdError:
+                return 0  # it has left meanwhile
+            return 1
+
+        return await self._ask(f"removing a member of group {group}", attempt)
 
     async def partitions_of(self, topic: str) -> int:
         """Return the number of partitions of a topic, or raise UnknownTopic."""
@@ -235,7 +267,10 @@ class KafkaAdmin:
                         return await attempt()
                     except kafka.KafkaError as exc:
                         if isinstance(exc, kafka.UnknownTopicOrPartitionError):
-                            raise UnknownTopic(f"{what} at {address}: it does not exist") from exc
+                            raise UnknownTopic(
+                                f"{what} at {address}: it does not exist; hexflow topics creates "
+                                "the mesh's own"
+                            ) from exc
                         if not exc.retriable:
                             raise translate(exc, what, address) from exc
                         last = exc

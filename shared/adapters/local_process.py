@@ -10,7 +10,6 @@ the pipe open and so keeps the child alive until it ends too.
 All calls block; from a coroutine use `asyncio.to_thread`.
 """
 
-import os
 import secrets
 import socket
 import subprocess
@@ -69,8 +68,14 @@ class LocalProcess:
         self._reaping = threading.Lock()
 
     def set_variable(self, name: str, value: str) -> None:
-        """Set an environment variable of the child; it counts from its next start on."""
-        self._environ = {**(os.environ if self._environ is None else self._environ), name: value}
+        """Set an environment variable of the child; it counts from its next start on.
+
+        Raises:
+            ValueError: The child inherits this process's environment.
+        """
+        if self._environ is None:
+            raise ValueError(f"{self.name} has no environment of its own")
+        self._environ = {**self._environ, name: value}
 
     @property
     def pid(self) -> int | None:

@@ -223,6 +223,17 @@ class Broker(Protocol):
         """
         ...
 
+    async def dismiss(self, group: str, client_id: str) -> int:
+        """Remove a dead member from a group, so that others get its partitions now.
+
+        Returns how many were removed: none where no member, or more than one, has the client id.
+
+        Raises:
+            BrokerUnavailable: The broker does not answer.
+            ConfigError: The broker refuses this client.
+        """
+        ...
+
     async def partitions_of(self, topic: str) -> int:
         """Return the number of partitions of a topic.
 

@@ -13,8 +13,7 @@ BUCKETS = 6
 FORGET = 0.03
 PROBE = 1.15
 REACH = 4.0
-WAITED_SHARE = 0.3
-PATIENCE = 0.1
+FULL_SHARE = 0.3
 
 
 class Finished(msgspec.Struct, frozen=True, kw_only=True):
@@ -23,14 +22,14 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         work_s: What it counts, in the unit in which work is asked for, seconds.
         t_comp_s: Its expected service time where it ran, seconds.
-        waited_s: Time from queue to engine, seconds.
+        is_full: Whether the pool had more to do than it could begin, when it ended.
         service_s: Time in the engine, seconds.
         ended_s: When it ended, mesh clock.
     """
 
     work_s: float
     t_comp_s: float
-    waited_s: float
+    is_full: bool
     service_s: float
     ended_s: float
 
@@ -39,7 +38,7 @@ class _Bucket(msgspec.Struct):
     number: int
     work_s: float = 0.0
     num_calls: int = 0
-    num_waited: int = 0
+    num_full: int = 0
 
 
 class Throughput:
@@ -55,6 +54,7 @@ class Throughput:
         self._rate: float | None = None
         self._stretch = 1.0
         self._num_refused = 0
+        self._is_busy = False
 
     def rate(self, prior: float) -> float:
         """Return the work done per second when there is enough of it.
@@ -66,8 +66,8 @@ class Throughput:
 
     @property
     def stretch(self) -> float:
-        """How much longer calls take in the engine than alone, recently."""
-        return self._stretch
+        """How much longer calls take in the engine than alone, while there is enough to do."""
+        return self._stretch if self._is_busy else 1.0
 
     def refused(self) -> None:
         """Note that a query was turned away: if nothing waits meanwhile, the rate is too low."""
@@ -82,7 +82,7 @@ class Throughput:
         bucket = self._buckets[-1]  # one that comes late counts where it comes
         bucket.work_s += call.work_s
         bucket.num_calls += 1
-        bucket.num_waited += call.waited_s > PATIENCE * call.t_comp_s
+        bucket.num_full += call.is_full
         if call.t_comp_s > 0.0:
             now = max(1.0, call.service_s / call.t_comp_s)
             self._stretch += 0.02 * (now - self._stretch)
@@ -96,7 +96,8 @@ class Throughput:
         seen = sum(one.work_s for one in recent) / span_s
         num_calls = sum(one.num_calls for one in recent)
         known = prior if self._rate is None else self._rate
-        is_busy = sum(one.num_waited for one in recent) >= WAITED_SHARE * num_calls
+        is_busy = sum(one.num_full for one in recent) >= FULL_SHARE * num_calls
+        self._is_busy = is_busy
         if is_busy and self._rate is not None:
             known = max(seen, known + FORGET * (seen - known))
         elif is_busy:

@@ -46,7 +46,11 @@ class RealMesh:
         async def run() -> None:
             async with KafkaBroker.open(self.params) as broker:
                 params = DispatcherParams(
-                    dispatcher_id=name, dead_after_s=4.0, live_s=3.0, max_attempts=20
+                    dispatcher_id=name,
+                    dead_after_s=4.0,
+                    live_s=3.0,
+                    max_attempts=20,
+                    admission=False,
                 )
                 await build_dispatcher(
                     broker=broker,

@@ -15,9 +15,7 @@ RULES = [str(number) for number in range(1, 13)]
 
 def rows() -> list[tuple[str, list[tuple[str, str]]]]:
     """Return (what, named tests) of every row of the page that names tests."""
-    return [
-        (match["what"].strip(), NAMED.findall(match["tests"])) for match in ROW.finditer(PAGE)
-    ]
+    return [(match["what"].strip(), NAMED.findall(match["tests"])) for match in ROW.finditer(PAGE)]
 
 
 def functions_of(path: Path) -> set[str]:

@@ -30,8 +30,6 @@ from shared.domain.trace import TraceQuery
 from shared.errors import ConfigError
 from shared.runtime.settings import MeshSettings
 
-SESSION_TIMEOUT_S = 1.5
-"""Of the dispatchers: below Kafka's default of 6 s, which alone is twice the goal."""
 STALL_WALL_S = 8.0
 """Of the workers: time without a result after which a generation may count as failed."""
 DISPATCHERS = 2
@@ -150,10 +148,7 @@ async def _servers(plan: ChaosPlan, report: Report) -> AsyncIterator[Servers]:
 
 
 def _processes(plan: ChaosPlan, fleet: tuple[InstanceSpec, ...]) -> ProcessesParams:
-    extra = {"HEXFLOW_KAFKA__SESSION_TIMEOUT_S": repr(SESSION_TIMEOUT_S)}
-    if plan.settings is not None:  # the broker decides what is allowed
-        extra = {}
-    extra |= {
+    extra = {
         "DISPATCHER_ADMISSION": "false",  # late is late, but every query is to end here
         "WORKER_STALL_FLOOR_S": repr(STALL_WALL_S * plan.time_scale),
         "WORKER_STALL_WALL_S": repr(STALL_WALL_S),

@@ -1,0 +1,52 @@
+"""Other dispatchers: who of them has died, long before Kafka notices.
+
+Every dispatcher that owns a partition of `instance-states` writes probes there, and all of them
+read all probes. One whose probes stop, while our own come back, is dismissed from its groups: its
+partitions move at once instead of after the session time-out. A dispatcher that was only paused
+finds that its partitions have moved and joins again; nothing it does meanwhile counts twice.
+"""
+
+from shared.contracts.messages import RecoveryProbe
+
+PROBE_KEY = "probe/"
+
+
+class Peers:
+    """Who was heard of when, on this host's monotonic clock.
+
+    Args:
+        own_id: This dispatcher's id.
+        silence_s: Silence after which a peer is taken for dead, wall seconds.
+    """
+
+    def __init__(self, own_id: str, silence_s: float) -> None:
+        self._own_id = own_id
+        self._silence_s = silence_s
+        self._heard: dict[str, tuple[float, str]] = {}
+
+    def heard(self, probe: RecoveryProbe, now_s: float) -> None:
+        """Take a probe."""
+        dispatcher_id, _, _ = probe.owner_id.rpartition(".")
+        if dispatcher_id:
+            self._heard[dispatcher_id] = (now_s, probe.owner_id)
+
+    def left(self, key: str) -> None:
+        """Note that a probe was withdrawn: its owner has stopped in order, or is long gone."""
+        owner_id = key.removeprefix(PROBE_KEY)
+        dispatcher_id, _, _ = owner_id.rpartition(".")
+        known = self._heard.get(dispatcher_id)
+        if known is not None and known[1] == owner_id:
+            del self._heard[dispatcher_id]
+
+    def take_dead(self, now_s: float) -> list[str]:
+        """Return the ids of those that have died, each once.
+
+        Nobody is dead while our own probes do not come back: the broker may be away, or we.
+        """
+        own_s = self._heard.get(self._own_id, (-1e18, ""))[0]
+        if now_s - own_s > self._silence_s:
+            return []
+        dead = [one for one, (at_s, _) in self._heard.items() if now_s - at_s > self._silence_s]
+        for dispatcher_id in dead:
+            del self._heard[dispatcher_id]
+        return dead
