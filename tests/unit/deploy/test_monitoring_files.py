@@ -1,20 +1,14 @@
 """Rules, runbooks and dashboard agree with each other and with the metrics there are."""
 
-import importlib.util
 import re
 from pathlib import Path
-from types import ModuleType
 
 import pytest
-import yaml
 
 from services.gateway.metrics import GatewayMetrics
+from tests.support.monitoring import ALERTS, ALL_RULES, RECORDED, dashboards, used
 
 ROOT = Path(__file__).parents[3]
-RULES = yaml.safe_load((ROOT / "k8s/hexflow/files/rules.yaml").read_text())
-ALERTS = [one for group in RULES["groups"] for one in group["rules"] if "alert" in one]
-RECORDED = {one["record"] for group in RULES["groups"] for one in group["rules"] if "record" in one}
-SUFFIXES = ("_bucket", "_count", "_sum", "_total")
 
 
 def exported() -> set[str]:
@@ -29,30 +23,15 @@ def exported() -> set[str]:
     return names
 
 
-def used(expression: str) -> set[str]:
-    """Return the names of the metrics in a PromQL expression."""
-    return set(re.findall(r"\bhexflow[:_][\w:]+", re.sub(r'"[^"]*"', "", expression)))
-
-
-def generator() -> ModuleType:
-    """Return the script that writes the dashboard."""
-    spec = importlib.util.spec_from_file_location("dashboards", ROOT / "k8s/dashboards.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def test_dashboard_is_what_the_code_writes():
     """The file in the chart is up to date."""
-    made = generator()
+    made = dashboards()
     assert made.TARGET.read_text() == made.text()
 
 
 def test_dashboard_shows_metrics_that_exist():
     """Every metric of every panel can be exported by a service."""
-    panels = [panel for row in generator().ROWS.values() for panel in row]
+    panels = [panel for row in dashboards().ROWS.values() for panel in row]
     for panel in panels:
         for expression in panel.queries:
             assert used(expression), panel.title
@@ -61,14 +40,13 @@ def test_dashboard_shows_metrics_that_exist():
 
 def test_rules_use_metrics_that_exist():
     """Every metric of every rule can be exported or is recorded."""
-    for group in RULES["groups"]:
-        for rule in group["rules"]:
-            assert used(rule["expr"]) <= exported() | RECORDED, rule
+    for rule in ALL_RULES:
+        assert used(rule["expr"]) <= exported() | RECORDED, rule
 
 
 def test_every_metric_is_shown_or_watched():
     """Nobody exports what nobody looks at, but for a few that are for people who ask."""
-    text = (ROOT / "k8s/hexflow/files/rules.yaml").read_text() + generator().text()
+    text = (ROOT / "k8s/hexflow/files/rules.yaml").read_text() + dashboards().text()
     bases = {family.name for family in GatewayMetrics().registry.collect()}
     asked_for = {
         "hexflow_advised_setting",
