@@ -1,6 +1,7 @@
 """Moves waiting calls away: when the worker leaves, or when its engine gets nowhere."""
 
 import asyncio
+from collections.abc import Callable
 
 import structlog
 
@@ -9,16 +10,24 @@ from services.worker.life import Life
 from shared.scheduling.outliers import OutlierRules, is_stalled
 
 HAND_BACKS_AT_ONCE = 64
+Choose = Callable[[list[HeldCall]], list[HeldCall]]
 log = structlog.get_logger(__name__)
 
 
-async def hand_back_waiting(life: Life, cause: str) -> int:
-    """Put every waiting call back on `stage-requests`, most urgent first; returns how many.
+async def hand_back_waiting(
+    life: Life, cause: str, choose: Choose = lambda waiting: waiting
+) -> list[HeldCall]:
+    """Put waiting calls back on `stage-requests`, most urgent first; returns which.
 
     Returns when they are taken out of the queue; what follows runs beside.
+
+    Args:
+        life: Whose calls.
+        cause: Constant word.
+        choose: Picks among the waiting calls, which come in order of urgency; by default all.
     """
     async with life.index_lock:  # no claim is half done
-        waiting = sorted(life.book.at(Place.WAITING), key=lambda held: held.score)
+        waiting = choose(sorted(life.book.at(Place.WAITING), key=lambda held: held.score))
         for held in waiting:
             life.endings.stop_counting(held)
     gate = asyncio.Semaphore(HAND_BACKS_AT_ONCE)
@@ -29,14 +38,14 @@ async def hand_back_waiting(life: Life, cause: str) -> int:
 
     for held in waiting:
         life.spawn(hand_back(held), name=f"hand-back-{held.request_id}")
-    return len(waiting)
+    return waiting
 
 
 class SickWatch:
-    """Moves the waiting calls, once each time the engine begins to get nowhere.
+    """Moves the waiting calls while the engine gets nowhere, each call once.
 
     Dispatchers see the same signs in the instance's state and give the calls to others, or, where
-    most instances seem sick, here again.
+    most instances seem sick, here again. A failing engine keeps the most urgent one, to be tried.
 
     Args:
         life: Whose calls.
@@ -46,7 +55,7 @@ class SickWatch:
     def __init__(self, life: Life, rules: OutlierRules) -> None:
         self._life = life
         self._rules = rules
-        self._is_sick = False
+        self._moved: set[str] = set()
 
     async def watch_forever(self) -> None:
         """Look every little while; runs until cancelled."""
@@ -56,11 +65,19 @@ class SickWatch:
 
     async def look(self) -> None:
         """Look once."""
-        was_sick, self._is_sick = self._is_sick, self._gets_nowhere()
-        if self._is_sick and not was_sick:
-            num_moved = await hand_back_waiting(self._life, "sick")
-            pulse = self._life.pulse
-            log.warning("engine_gets_nowhere", failures=pulse.failures, num_moved=num_moved)
+        if not self._gets_nowhere():
+            self._moved.clear()
+            return
+        moved = await hand_back_waiting(self._life, "sick", self._movable)
+        self._moved.update(held.request_id for held in moved)
+        if moved:
+            failures = self._life.pulse.failures
+            log.warning("engine_gets_nowhere", failures=failures, num_moved=len(moved))
+
+    def _movable(self, waiting: list[HeldCall]) -> list[HeldCall]:
+        has_other = self._life.book.num_running > 0
+        others = waiting if has_other else waiting[1:]
+        return [held for held in others if held.request_id not in self._moved]
 
     def _gets_nowhere(self) -> bool:
         pulse, book = self._life.pulse, self._life.book

@@ -46,7 +46,7 @@ class WorkerParams:
     """After so many failed generations in a row one call at a time is tried, with pauses."""
     failure_pause_s: float = 0.5
     """First of these pauses; each failure doubles it, up to `longest_failure_pause_s`."""
-    longest_failure_pause_s: float = 15.0
+    longest_failure_pause_s: float = 5.0
     """Longest of these pauses."""
     heartbeat_s: float = 1.0
     """Longest time between two state reports."""

@@ -63,7 +63,7 @@ class WorkerSettings(BaseSettings):
     """Failed generations in a row from which one call at a time is tried."""
     failure_pause_s: WallS = 0.5
     """First pause between these tries, wall seconds; each failure doubles it."""
-    longest_failure_pause_s: WallS = 15.0
+    longest_failure_pause_s: WallS = 5.0
     """Longest of these pauses, wall seconds."""
     heartbeat_s: Annotated[float, Field(ge=0.05, le=60)] = 1.0
     """Longest time between two state reports, wall seconds."""

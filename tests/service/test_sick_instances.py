@@ -15,18 +15,18 @@ async def mesh() -> Mesh:
 
 
 async def test_waiting_calls_leave_an_engine_that_fails_call_after_call(bench: Bench) -> None:
-    """Three failures in a row, and what waits goes back without counting as failed."""
+    """Three failures in a row, and what waits goes back but for one; none counts as failed."""
     bench.engine.fail_next(3)
     params = altered(capacity=1, failure_threshold=3, failure_pause_s=30.0, max_attempts=1)
     async with bench.worker(params):
         await bench.send(*(bound_call(f"c{index}", score=index) for index in range(8)))
-        found = await until(bench.handed_back, lambda found: len(found) == 5)
+        found = await until(bench.handed_back, lambda found: len(found) == 4)
         states = await until(bench.states, lambda found: found[-1].failures_in_a_row == 3)
         outcomes = await bench.outcomes_once(3)
-    assert sorted(call.request_id for call in found) == ["c3", "c4", "c5", "c6", "c7"]
+    assert sorted(call.request_id for call in found) == ["c4", "c5", "c6", "c7"]
     assert {(call.failures, call.failed_on) for call in found} == {(0, ())}
     assert {outcome.reason for outcome in outcomes} == {"generation_failed"}
-    assert states[-1].num_waiting == 0
+    assert states[-1].num_waiting <= 1  # the next one to be tried
 
 
 async def test_waiting_calls_leave_an_engine_that_hangs(bench: Bench) -> None:
