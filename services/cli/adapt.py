@@ -181,7 +181,7 @@ def command(
         ),
     ] = 0.0,
     length: Annotated[
-        float, typer.Option(min=0.1, max=10, help="Multiplies the number of queries per phase.")
+        float, typer.Option(min=0.01, max=10, help="Multiplies the number of queries per phase.")
     ] = 1.0,
     seed: Annotated[int, typer.Option(min=0, help="Of arrivals and lengths.")] = 0,
     out: OutOption = Path("out"),
