@@ -5,7 +5,9 @@ from collections.abc import Callable, Iterator, Sequence
 import msgspec
 
 from services.cli.doctor.snapshot import InstanceView, PartitionView, Snapshot
+from shared.scheduling.outliers import OutlierRules, is_stalled
 
+RULES = OutlierRules(stall_floor_s=60.0)
 SILENT_S = 5.0
 STARTING_S = 120.0
 STUCK_S = 10.0
@@ -153,12 +155,39 @@ def _instance(instance_id: str, view: InstanceView) -> Iterator[Finding]:
             advice="its engine is dead, hangs or refuses calls: look at its worker's log, at its "
             "metrics, and whether the worker reaches Redis; restart the worker",
         )
+    if is_heard(view):
+        yield from _engine(subject, view)
     if is_heard(view) and state.num_waiting >= state.queue_bound:
         yield Finding(
             problem="queue-full",
             subject=subject,
             detail=f"its queue is at its bound of {state.queue_bound}",
             advice="add instances, or let producers ask for less",
+        )
+
+
+def _engine(subject: str, view: InstanceView) -> Iterator[Finding]:
+    """Tell what the worker says of its engine: it fails, or hangs."""
+    state = view.last
+    mean_s = state.backlog_s / max(1, state.num_waiting + state.num_running)
+    if state.failures_in_a_row >= RULES.failures:
+        yield Finding(
+            problem="engine-failing",
+            subject=subject,
+            detail=f"its engine failed {state.failures_in_a_row} calls in a row",
+            advice="look at its worker's log for what the engine says; until a call succeeds there "
+            "it gets one at a time, to be tried",
+        )
+    elif is_stalled(view.first.stalled_s, mean_s, RULES) and is_stalled(
+        state.stalled_s, mean_s, RULES
+    ):
+        yield Finding(
+            problem="engine-stalled",
+            subject=subject,
+            detail=f"{state.num_running} calls run, and none had a token for "
+            f"{state.stalled_s:.0f} s of workload time",
+            advice="its engine hangs: restart the worker; what it holds goes to others, and it "
+            "gets nothing new meanwhile",
         )
 
 

@@ -90,6 +90,11 @@ def test_a_mesh_that_is_well_has_no_finding():
             "engine-unready",
         ),
         ({"instances": {"a": view(), "b": view(age_s=20.0)}}, "instance-silent"),
+        ({"instances": {"a": view(state(failures_in_a_row=3))}}, "engine-failing"),
+        (
+            {"instances": {"a": view(state(num_running=1, stalled_s=90.0))}},
+            "engine-stalled",
+        ),
         (
             {"instances": {"a": view(state(num_waiting=8, num_running=1, queue_bound=8))}},
             "queue-full",
