@@ -28,6 +28,7 @@ NOT_SETTINGS = frozenset(  # read by tools around the mesh, not by services
         "HEXFLOW_CACHE_DIR",
         "HEXFLOW_KAFKA_HOME",
         "HEXFLOW_REQUIRE_SERVERS",
+        "HEXFLOW_REQUIRE_VLLM",
         "HEXFLOW_TEST_KAFKA",
         "HEXFLOW_TEST_POSTGRES",
         "HEXFLOW_TEST_REDIS",

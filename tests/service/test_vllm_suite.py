@@ -9,11 +9,13 @@ import pytest
 from shared.adapters.local_kafka import default_cache_dir
 from shared.adapters.vllm_environment import prepare, variables, vllm_python
 from shared.errors import ConfigError
-from tests.support.servers import MissingServerError, do_without, is_required
+from tests.support.servers import NOT_RUN, MissingServerError, do_without
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = sorted(path.name for path in (ROOT / "tests/vllm").glob("test_*.py"))
 LIMIT_S = 1_500
+REQUIRE = "HEXFLOW_REQUIRE_VLLM"
+"""Apart from `HEXFLOW_REQUIRE_SERVERS`: preparing vLLM takes longer than all other tests."""
 HOW = "vLLM for CPUs is not prepared: hexflow model --vllm (6 GB, about ten minutes)"
 
 
@@ -21,8 +23,8 @@ HOW = "vLLM for CPUs is not prepared: hexflow model --vllm (6 GB, about ten minu
 def python_with_vllm() -> Path:
     """Return the Python that has vLLM; prepared first where it is required."""
     cache_dir = default_cache_dir(os.environ)
-    if vllm_python(cache_dir) is None and not is_required():
-        do_without(MissingServerError(HOW))
+    if vllm_python(cache_dir) is None and os.environ.get(REQUIRE) != "1":
+        pytest.skip(f"{NOT_RUN}{HOW}; {REQUIRE}=1 prepares and runs it")
     try:
         python, _ = prepare(cache_dir)
     except ConfigError as exc:
