@@ -136,6 +136,7 @@ class Tables:
 
     def _on_state(self, record: Record) -> None:
         self._fleet.listen(self._clock.monotonic_s())
+        self._peers.listen(self._clock.monotonic_s())
         if record.value is None:
             key = (record.key or b"").decode(errors="replace")
             self._fleet.remove(key)

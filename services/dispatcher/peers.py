@@ -1,14 +1,19 @@
 """Other dispatchers: who of them has died, long before Kafka notices.
 
 Every dispatcher that owns a partition of `instance-states` writes probes there, and all of them
-read all probes. One whose probes stop, while our own come back, is dismissed from its groups: its
-partitions move at once instead of after the session time-out. A dispatcher that was only paused
-finds that its partitions have moved and joins again; nothing it does meanwhile counts twice.
+read all probes. One whose probes stop, while we go on hearing others (instances too), is dismissed
+from its groups: its partitions move at once instead of after the session time-out. A dispatcher
+that was only paused finds that its partitions have moved and joins again; nothing it does meanwhile
+counts twice.
 """
+
+import math
 
 from shared.contracts.messages import RecoveryProbe
 
 PROBE_KEY = "probe/"
+LONGEST_GAP_S = 1.5
+"""Longest time without a record that is no deafness, wall seconds; instances report each second."""
 
 
 class Peers:
@@ -23,6 +28,13 @@ class Peers:
         self._own_id = own_id
         self._silence_s = silence_s
         self._heard: dict[str, tuple[float, str]] = {}
+        self._listening_since_s = self._last_s = -math.inf
+
+    def listen(self, now_s: float) -> None:
+        """Note that a record of the topic has come, whoever wrote it."""
+        if now_s - self._last_s > LONGEST_GAP_S:
+            self._listening_since_s = now_s
+        self._last_s = now_s
 
     def heard(self, probe: RecoveryProbe, now_s: float) -> None:
         """Take a probe."""
@@ -41,12 +53,16 @@ class Peers:
     def take_dead(self, now_s: float) -> list[str]:
         """Return the ids of those that have died, each once.
 
-        Nobody is dead while our own probes do not come back: the broker may be away, or we.
+        Nobody is dead unless we have heard others all the time: the broker may be away, or we.
         """
-        own_s = self._heard.get(self._own_id, (-1e18, ""))[0]
-        if now_s - own_s > self._silence_s:
+        is_deaf = now_s - self._last_s > LONGEST_GAP_S
+        if is_deaf or now_s - self._listening_since_s < self._silence_s:
             return []
-        dead = [one for one, (at_s, _) in self._heard.items() if now_s - at_s > self._silence_s]
+        dead = [
+            one
+            for one, (at_s, _) in self._heard.items()
+            if one != self._own_id and now_s - at_s > self._silence_s
+        ]
         for dispatcher_id in dead:
             del self._heard[dispatcher_id]
         return dead

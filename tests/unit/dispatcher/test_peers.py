@@ -3,49 +3,73 @@
 from services.dispatcher.peers import Peers
 from shared.contracts.messages import RecoveryProbe
 
+SILENCE_S = 2.0
 
-def hear(peers: Peers, now_s: float, *owners: str) -> None:
-    """Let probes come."""
-    for owner in owners:
-        peers.heard(RecoveryProbe(owner_id=owner, seq=1), now_s)
+
+class Listening:
+    """Peers, and the time; something is heard every half second unless told otherwise."""
+
+    def __init__(self) -> None:
+        self.peers = Peers("me", SILENCE_S)
+        self.now_s = 0.0
+
+    def hear(self, *owners: str) -> None:
+        """Let probes come now."""
+        for owner in owners:
+            self.peers.listen(self.now_s)
+            self.peers.heard(RecoveryProbe(owner_id=owner, seq=1), self.now_s)
+
+    def go_on(self, seconds: float, *owners: str, hears: bool = True) -> list[str]:
+        """Let time pass; return who died meanwhile."""
+        dead = []
+        for _ in range(round(seconds / 0.5)):
+            self.now_s += 0.5
+            if hears:
+                self.peers.listen(self.now_s)
+            self.hear(*owners)
+            dead += self.peers.take_dead(self.now_s)
+        return dead
 
 
 def test_who_stops_probing_is_dead_once():
-    """While our own probes come, one who was silent for too long is named, once."""
-    peers = Peers("me", 2.0)
-    hear(peers, 0.0, "me.1", "other.1", "host.with.dots.2")
-    hear(peers, 1.9, "me.1")
-    assert peers.take_dead(1.9) == []
-    hear(peers, 2.5, "me.1", "host.with.dots.2")
-    assert peers.take_dead(2.5) == ["other"]
-    assert peers.take_dead(3.0) == []
+    """Whoever is silent for too long while others are heard is named, once."""
+    one = Listening()
+    one.hear("me.1", "other.1", "host.with.dots.2")
+    assert one.go_on(2.0, "host.with.dots.2") == []
+    assert one.go_on(0.5, "host.with.dots.2") == ["other"]
+    assert one.go_on(5.0, "host.with.dots.2") == []
 
 
-def test_nobody_is_dead_while_our_own_probes_do_not_come():
-    """The broker is away, or this process was paused: others' silence proves nothing."""
-    peers = Peers("me", 2.0)
-    hear(peers, 0.0, "me.1", "other.1")
-    assert peers.take_dead(10.0) == []
-    hear(peers, 10.0, "other.1", "me.1")
-    assert peers.take_dead(10.1) == []
+def test_we_are_never_dead_to_ourselves():
+    """Without a partition of our own we write no probes, and still see who dies."""
+    one = Listening()
+    one.hear("me.1", "other.1")
+    assert one.go_on(5.0) == ["other"]
+
+
+def test_nobody_is_dead_while_nothing_is_heard():
+    """The broker was away, or this process paused: silence before it proves nothing."""
+    one = Listening()
+    one.hear("me.1", "other.1")
+    assert one.go_on(10.0, hears=False) == []
+    assert one.go_on(1.5) == []  # heard again, but not for long enough
+    assert one.go_on(5.0, "other.1") == []
 
 
 def test_who_has_withdrawn_its_probe_is_not_dead():
     """A dispatcher that stops in order leaves its groups itself."""
-    peers = Peers("me", 2.0)
-    hear(peers, 0.0, "me.1", "other.1")
-    peers.left("probe/other.1")
-    hear(peers, 5.0, "me.1")
-    assert peers.take_dead(5.0) == []
+    one = Listening()
+    one.hear("me.1", "other.1")
+    one.peers.left("probe/other.1")
+    assert one.go_on(5.0) == []
 
 
 def test_a_new_life_of_the_same_dispatcher_is_alive():
     """What is withdrawn of its earlier life does not touch it."""
-    peers = Peers("me", 2.0)
-    hear(peers, 0.0, "me.1", "other.1")
-    hear(peers, 1.0, "other.2", "me.1")
-    peers.left("probe/other.1")
-    hear(peers, 2.9, "me.1")
-    assert peers.take_dead(2.9) == []
-    hear(peers, 3.1, "me.1")
-    assert peers.take_dead(3.1) == ["other"]
+    one = Listening()
+    one.hear("other.1")
+    one.go_on(1.0)
+    one.hear("other.2")
+    one.peers.left("probe/other.1")
+    assert one.go_on(2.0) == []
+    assert one.go_on(0.5) == ["other"]
