@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from statistics import mean, median
 from typing import Any
 
 import msgspec
@@ -10,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich.table import Table
 
-from services.cli.probing import Plan, Prober, full_scale, plan_experiment
+from services.cli.probing import Plan, PlannedCall, Prober, full_scale, plan_experiment
 from shared.domain.instance import InstanceSpec, LatencyModel
 from shared.errors import ConfigError, GenerationFailed
 from shared.ports import Engine
@@ -36,6 +37,16 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     fit: LatencyFit
     plan: Plan
     runs: tuple[tuple[ProbedCall, ...], ...]
+
+    @property
+    def noise(self) -> float:
+        """How far equal calls were apart: half the range over the mean, median over lengths."""
+        times_s: dict[PlannedCall, list[float]] = {}
+        for planned, run in zip(self.plan, self.runs, strict=True):
+            if len(run) == 1 and not planned[0].prefix:
+                times_s.setdefault(planned[0], []).append(run[0].finished_s - run[0].started_s)
+        spreads = [(max(one) - min(one)) / (2 * mean(one)) for one in times_s.values()]
+        return median(spreads) if spreads else 0.0
 
 
 async def profile_engine(
@@ -83,6 +94,7 @@ def profile_table(profile: Profile) -> Table:
         ("iteration", f"{1e3 * (latency.weights_s + latency.overhead_s):.2f} ms at least"),
         ("each further call", f"+{1e3 * latency.seq_s:.3f} ms"),
         ("1,000 KV tokens", f"+{1e6 * latency.kv_s_per_token:.3f} ms"),
+        ("equal calls differ by", f"±{profile.noise:.1%}"),
         ("error, first token", _share_text(errors.ttft_median, errors.ttft_p95)),
         ("error, whole call", _share_text(errors.latency_median, errors.latency_p95)),
         ("calls at a time", f"{profile.spec.max_num_seqs}: more bring next to no throughput"),
@@ -97,6 +109,7 @@ def profile_json(profile: Profile) -> dict[str, Any]:
     return {
         "instance": msgspec.to_builtins(profile.spec),
         "errors": errors_json(profile.fit.errors),
+        "repeat_noise": round(profile.noise, 5),
         "calls": profile.fit.num_calls,
         "runs": len(profile.runs),
     }

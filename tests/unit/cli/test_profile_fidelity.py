@@ -115,6 +115,7 @@ async def test_a_profile_is_measured_written_and_drawn(tmp_path: Path):
         profile = await profile_engine(simulated, spec, lambda *step: steps.append(step))
     assert profile.fit.num_calls == sum(map(len, profile.plan)) == sum(map(len, profile.runs))
     assert steps[-1] == (len(profile.plan), len(profile.plan))
+    assert 0 <= profile.noise < 1
     path = tmp_path / "deep" / "fleet.toml"
     write_profile([profile], path)
     assert parse_fleet(path.read_bytes()) == (profile.spec,)
