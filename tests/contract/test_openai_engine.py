@@ -119,6 +119,7 @@ async def test_a_chat_call_arrives_as_it_was_sent(server: FakeServer):
 
 async def test_a_prompt_without_a_limit_gets_the_rest_of_the_context(server: FakeServer):
     """Servers stop a plain completion after 16 tokens unless they are told otherwise."""
+    server.pace_s = 0.0
     async with opened(server) as engine:
         await events_of(engine, real_call("a", prompt="x" * 100, max_tokens=None))
         await events_of(engine, real_call("b", prompt="x" * 100_000, max_tokens=None))
