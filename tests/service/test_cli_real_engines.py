@@ -11,8 +11,10 @@ import pytest
 import structlog
 
 from services.cli.__main__ import main
+from shared.adapters.engine_guard import descendants
 from tests.support.engines import small_model
 from tests.support.openai_server import MODEL, VLLM_METRICS, FakeServer, answers_status, fake_server
+from tests.support.processes import dies_within
 
 ROOT = Path(__file__).resolve().parents[2]
 WITHIN_S = 100.0
@@ -145,3 +147,35 @@ async def test_a_real_model_answers_one_question():
     assert "4" in answer["answer"]
     assert answer["finish_reason"] == "stop"
     assert answer["input_tokens"] > answer["cached_tokens"]
+
+
+@pytest.mark.engine
+@pytest.mark.slow
+async def test_a_killed_mesh_leaves_no_engine_behind():
+    """SIGKILL of `hexflow up` ends the llama.cpp that it started."""
+    small_model()
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "services.cli", "up", "--engine", "llamacpp"),
+        stderr=asyncio.subprocess.PIPE,
+        cwd=ROOT,
+    )
+    try:
+        async with asyncio.timeout(WITHIN_S):
+            while not (servers := _llamacpp_below(process.pid)):
+                await asyncio.sleep(0.05)
+    finally:
+        process.kill()
+        await process.communicate()
+    assert all(dies_within(pid, WITHIN_S) for pid in servers)
+
+
+def _llamacpp_below(pid: int) -> list[int]:
+    found = []
+    for one in descendants([pid]):
+        try:
+            command = Path(f"/proc/{one.pid}/cmdline").read_bytes()
+        except OSError:
+            continue
+        if b"llamacpp_server" in command:
+            found.append(one.pid)
+    return found
