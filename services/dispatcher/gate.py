@@ -73,7 +73,9 @@ class Gate:
         key = (request.stage, request.iteration)
         if query_id not in pool.admission.demand and request.attempt == 0:
             times = self._times(pool)
-            left_s = _work_s(times, request) + times.work_after_s(request.workflow, *key)
+            left_s = _work_s(times, request)
+            if not request.is_alone:
+                left_s += times.work_after_s(request.workflow, *key)
             self._join(pool, query_id, prepared.call.deadline_s, left_s, now_s)
         pool.admission.demand.stage_begins(query_id, key, now_s)
         return None
@@ -95,7 +97,10 @@ class Gate:
         ended_s = min(now_s, event.times.finished_at_s or now_s)
         is_full = _is_full(pool.members) if is_news else _has_waited(event)
         pool.throughput.finished(_finished(event, work_s, ended_s, is_full), self._prior(pool))
-        after_s = times.work_after_s(event.workflow, event.stage, event.iteration)
+        is_alone = event.query_id == event.request_id  # a call that named no query is one itself
+        after_s = (
+            0.0 if is_alone else times.work_after_s(event.workflow, event.stage, event.iteration)
+        )
         deadline_s = event.arrival_s + event.slo_s
         key = (event.stage, event.iteration)
         is_last = after_s <= NOTHING_LEFT * work_s
@@ -116,15 +121,16 @@ class Gate:
         query_id = request.effective_query_id
         pool.asked_for = (request.workflow, request.stage)
         times = self._times(pool)
-        path_s = times.stage_s(request.workflow, request.stage) + times.remaining_s(
-            request.workflow, request.stage, request.iteration
-        )
+        path_s, work_s = times.stage_s(request.workflow, request.stage), _work_s(times, request)
+        if not request.is_alone:
+            place = (request.workflow, request.stage, request.iteration)
+            path_s += times.remaining_s(*place)
+            work_s += times.work_after_s(*place)
         asked = Asked(
             query_id=query_id,
             tenant=request.tenant,
             deadline_s=prepared.call.deadline_s,
-            work_s=_work_s(times, request)
-            + times.work_after_s(request.workflow, request.stage, request.iteration),
+            work_s=work_s,
             path_s=path_s,
         )
         rate = pool.throughput.rate(self._prior(pool))

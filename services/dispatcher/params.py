@@ -20,6 +20,7 @@ class DispatcherParams(msgspec.Struct, frozen=True, kw_only=True):
         slo_factor: SLO of any other query that names none, multiple of its isolated time.
         slo_floor_s: Shortest SLO that is granted, mesh seconds: a tenant cannot jump the queue by
             asking for the impossible.
+        default_slo_floor_s: Shortest SLO that is chosen for a query that names none, mesh seconds.
         live_s: Longest silence of an instance that still gets calls.
         suspect_s: Time without progress, and several expected service times, after which an
             instance gets no further calls until one of its calls moves.
@@ -59,6 +60,7 @@ class DispatcherParams(msgspec.Struct, frozen=True, kw_only=True):
     tenant_slo_s: dict[str, float] = {}
     slo_factor: float = 5.0
     slo_floor_s: float = 0.5
+    default_slo_floor_s: float = 5.0
     live_s: float = 5.0
     suspect_s: float = 5.0
     no_instance_grace_s: float = 30.0

@@ -57,14 +57,22 @@ def prepare(
             slo_s,
             ready_at_s - arrival_s,
             predictor.stage_s(workflow, stage, iteration, members),
-            predictor.remaining_s(workflow, stage, iteration, members),
+            remaining_s(request, predictor, members),
         )
         request = msgspec.structs.replace(
             request, slo_s=slo_s, t_slo_s=t_slo_s, slo_defaulted=is_default
         )
-    remaining_s = predictor.remaining_s(request.workflow, request.stage, request.iteration, members)
-    call = _waiting_call(request, arrival_s, predictor, remaining_s)
-    return Prepared(request=request, call=call)
+    left_s = remaining_s(request, predictor, members)
+    return Prepared(request=request, call=_waiting_call(request, arrival_s, predictor, left_s))
+
+
+def remaining_s(
+    request: StageRequest, predictor: Predictor, members: Sequence[InstanceView]
+) -> float:
+    """Return the expected time of what comes after a call, seconds; nothing after one alone."""
+    if request.is_alone:
+        return 0.0
+    return predictor.remaining_s(request.workflow, request.stage, request.iteration, members)
 
 
 def _waiting_call(
@@ -110,6 +118,10 @@ def _slo_s(
         return known_s, True
     tenant_s = params.tenant_slo_s.get(request.tenant)
     if tenant_s is None:
-        isolated_s = predictor.isolated_s(request.workflow, request.stage, members)
-        tenant_s = params.slo_factor * isolated_s
+        if request.is_alone:
+            isolated_s = predictor.stage_s(request.workflow, request.stage, 0, members)
+        else:
+            isolated_s = predictor.isolated_s(request.workflow, request.stage, members)
+        # Messages take time too, beside which a very short call would always be late.
+        tenant_s = max(params.slo_factor * isolated_s, params.default_slo_floor_s)
     return min(max(tenant_s, params.slo_floor_s), MAX_SLO_S), True

@@ -40,6 +40,8 @@ class DispatcherSettings(BaseSettings):
     """Tenant -> SLO of its queries that name none, mesh seconds."""
     slo_factor: float = Field(default=5.0, gt=0, le=1_000)
     """SLO of other queries that name none, as a multiple of their isolated time."""
+    default_slo_floor_s: float = Field(default=5.0, ge=0, le=86_400)
+    """Shortest SLO that is chosen for a query that names none, mesh seconds."""
     slo_floor_s: float = Field(default=0.5, ge=0, le=86_400)
     """Shortest SLO that is granted, mesh seconds."""
     live_s: float = Field(default=5.0, gt=0, le=3_600)

@@ -160,6 +160,11 @@ class StageRequest(Message, frozen=True, kw_only=True, tag="stage_request"):
         return self.query_id or self.request_id
 
     @property
+    def is_alone(self) -> bool:
+        """Whether the call is a whole query: nothing comes after it."""
+        return not self.query_id
+
+    @property
     def prompt_bytes(self) -> int | None:
         """Size of the prompt's text, bytes; None for a replayed call's stand-in."""
         if self.simulated is not None:
