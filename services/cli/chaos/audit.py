@@ -260,6 +260,7 @@ def _stalled(ledger: Ledger, partition: int, at_s: float) -> list[float]:
         if asked.partition == partition
         and (bound_s := min((b.at_s for b in story.bound if b.at_s >= asked.at_s), default=0.0))
         > at_s
+        and not (story.ended and story.ended[0].at_s <= bound_s)  # a copy of an ended call
     ]
     takeover_s = min((bound_s for _, bound_s in waits), default=0.0)
     return [

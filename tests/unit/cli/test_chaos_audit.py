@@ -262,6 +262,11 @@ def test_recovery_from_a_dead_dispatcher_is_of_its_own_partitions(mesh: Mesh):
     mesh.bind("x2", 12.0, by="dispatcher-1")
     mesh.ask("z1", 30.0, partition=0)
     mesh.bind("z1", 33.0, by="dispatcher-1")  # slow for another reason
+    mesh.ask("w1", 9.5, partition=0)
+    mesh.bind("w1", 9.6, by="dispatcher-0")
+    mesh.ask("w1", 9.9, partition=0)  # a copy, which nobody waits for
+    mesh.end("w1", 10.5)
+    mesh.bind("w1", 46.0, by="dispatcher-1")
     killed = Injected(kind="kill-dispatcher", victim="dispatcher-0", at_s=10.0, back_s=14.0)
     (effect,) = mesh.audit([], killed).effects
     assert effect.in_flight == 2
