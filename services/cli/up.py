@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import sys
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -14,7 +13,7 @@ import typer
 from rich.console import Console, Group
 from rich.live import Live
 
-from services.cli.console import shown_path, stderr_console
+from services.cli.console import stderr_console
 from services.cli.embedded import EmbeddedParams, gateway_params, open_embedded, open_mesh_on
 from services.cli.gateway_options import GatewayOption, PortOption, gateway_text, port_of
 from services.cli.interrupts import run_until_stopped
@@ -28,6 +27,7 @@ from services.cli.options import (
     mesh_settings,
 )
 from services.cli.processes import ProcessesParams, ProcessMesh, open_processes
+from services.cli.producer_sample import sample_producer
 from services.cli.progress import status_text
 from services.cli.real_engines import (
     EngineChoice,
@@ -40,14 +40,18 @@ from services.cli.real_engines import (
 )
 from services.cli.session import MeshAccess, drive, new_run_id
 from services.cli.tally import Tally
-from services.cli.text2sql.mesh import AgentDatabasesOption, agent_of_fleet, databases_named
+from services.cli.text2sql.mesh import (
+    AgentDatabasesOption,
+    agent_of_fleet,
+    agent_text,
+    databases_named,
+)
 from services.cli.watch import MeshWatch, watch_line, watch_table, watching
 from services.cli.workload import WorkloadParams, build_workload
 from shared.adapters.clock import SystemClock
 from shared.adapters.kafka import KafkaBroker
 from shared.adapters.local_kafka import LocalKafka, LocalKafkaParams, default_cache_dir
 from shared.adapters.local_process import LOOPBACK
-from shared.contracts.topics import STAGE_REQUESTS, STAGE_RESULTS, Topics
 from shared.domain.instance import InstanceSpec
 from shared.errors import ConfigError
 from shared.runtime.connections import kafka_params
@@ -66,46 +70,6 @@ UNREACHABLE = (
     "hexflow up --kafka HOST:PORT --redis URL on servers of your own."
 )
 # At the margin and below 80 columns, so that it can be copied into a file as it stands.
-SAMPLE = """\
-One call and its outcome, in Python (any language will do: docs/producers.md).
-Save it as ask.py and run: {python} ask.py
-(The simulated engine makes up what it answers.)
-
-import asyncio, msgpack, uuid
-from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
-
-KAFKA, REQUESTS = "{address}", "{topic}"
-REPLIES = TopicPartition("{results}", 0)
-
-async def main():
-    query = uuid.uuid4().hex
-    call = {{
-        "type": "stage_request", "request_id": query + "-1", "query_id": query,
-        "workflow": "mine", "stage": "ask", "model": "{model}",
-        "prompt": "select 1?", "max_tokens": 12, "slo_s": 60.0,
-        "reply_to": {{"topic": "stage-results", "partition": 0}},
-    }}
-    async with (
-        AIOKafkaConsumer(bootstrap_servers=KAFKA) as consumer,
-        AIOKafkaProducer(bootstrap_servers=KAFKA) as producer,
-    ):
-        consumer.assign([REPLIES])
-        await consumer.seek_to_end(REPLIES)
-        value = msgpack.packb(call)
-        await producer.send_and_wait(REQUESTS, value, key=query.encode())
-        async for record in consumer:
-            outcome = msgpack.unpackb(record.value)
-            if outcome["request_id"] == call["request_id"]:
-                print(outcome["kind"], outcome["instance_id"], outcome["text"])
-                return
-
-asyncio.run(main())
-
-Or a whole workload, from another terminal:
-
-hexflow replay --generate natural --kafka {address}
-"""
-
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
@@ -212,6 +176,8 @@ async def _open(plan: UpPlan, engines: Fleet, console: Console) -> AsyncIterator
             console.print(UNREACHABLE)
         if plan.gateway_port is not None:
             console.print(gateway_text(plan.gateway_port), soft_wrap=True)
+        if plan.databases:
+            console.print(agent_text(plan.databases, engines), soft_wrap=True)
         yield access
 
 
@@ -245,17 +211,6 @@ async def _on_own_kafka(
 def _services(engines: Fleet) -> str:
     kind = "real" if engines.is_real else "simulated"
     return f"dispatcher, tuner, {count_of(engines.specs, 'worker')} with {kind} engines"
-
-
-def sample_producer(address: str, fleet: tuple[InstanceSpec, ...], topics: Topics) -> str:
-    """Return a producer that a person can copy and run against this mesh, with what to do."""
-    return SAMPLE.format(
-        address=address,
-        model=fleet[0].model,
-        topic=topics.name(STAGE_REQUESTS),
-        results=topics.name(STAGE_RESULTS),
-        python=shown_path(Path(sys.executable)),
-    )
 
 
 def _print_sample(

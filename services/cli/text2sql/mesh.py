@@ -325,3 +325,14 @@ def databases_named(texts: Sequence[str]) -> dict[str, str]:
             name, url = database_named(text)
             found[name] = url
     return found
+
+
+def agent_text(databases: dict[str, str], engines: Fleet) -> str:
+    """Return what `hexflow up` says of its agent."""
+    text = f"A Text-to-SQL agent answers questions about: {', '.join(databases)}."
+    if engines.is_real:
+        return text
+    return (
+        f"{text} [yellow]Simulated engines write nonsense, so it finds no answers[/yellow]: "
+        "--engine llamacpp or --openai URL put a real model behind it."
+    )
