@@ -304,4 +304,6 @@ def test_bench_simulator_prints_its_figures(capsys: pytest.CaptureFixture[str]):
     assert report["sweep_alphas"] == 12
     assert report["sweep_queries"] == 600
     assert report["sweep_s"] > 0
+    assert report["cpu_calls_per_s"] > 0
+    assert report["cpu_sweep_s"] > 0
     assert report["fresh_process_s"] > 0
