@@ -36,7 +36,7 @@ KAFKA_FIXTURES = {"kafka_server", "own_kafka", "kafka_factory"}
 REDIS_FIXTURES = {"redis_server", "own_redis"}
 POSTGRES_FIXTURES = {"postgres_server"}
 KafkaFactory = Callable[..., KafkaServer]
-LONG_TIMEOUT_S = 300
+LONG_TIMEOUT_S = 900
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

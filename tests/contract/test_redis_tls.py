@@ -71,7 +71,7 @@ def tls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
         "ssl_ca": certificate,
         "ssl_cert": certificate,
         "ssl_key": key,
-        "timeout_s": 0.5,
+        "timeout_s": 5.0,
     }
     server.kill()
 
