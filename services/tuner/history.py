@@ -1,14 +1,15 @@
-"""What was said and what was true while a window happened, as a replay wants it.
+"""What was in force and what was true while a window happened, as a replay wants it.
 
-A window is replayed as it was under everything that was in force at each of its instants: α, shapes
-and speeds as they were published, and the speeds that instances really had. So nothing that is
-published makes older queries worthless as evidence.
+A window is replayed as it was under everything that was in force at each of its instants: α and
+shapes as they were published, speeds as dispatchers believed them, and the speeds that instances
+really had. So nothing that is published makes older queries worthless as evidence.
 """
 
 from collections.abc import Iterable, Mapping
 
 from shared.contracts.messages import AlphaUpdate, ControlMessage, WorkflowProfile
 from shared.domain.profile import WorkflowShape
+from shared.runtime.believed_speeds import Believed
 from shared.scheduling.shapes import default_shapes
 from shared.simulation.scenario import Change
 from shared.simulation.speed_fit import SpeedFit
@@ -19,19 +20,24 @@ MAX_COLD = 20
 
 
 def past_of(
-    said: Iterable[ControlMessage], pool: str, alpha: float, from_s: float, now_s: float
+    said: Iterable[ControlMessage],
+    believed: Iterable[Believed],
+    pool: str,
+    alpha: float,
+    from_s: float,
+    now_s: float,
 ) -> Past:
     """Return what was in force in a window.
 
     Args:
         said: What was published.
+        believed: What dispatchers believed of speeds, in order of time.
         pool: Whose α.
         alpha: α before anything was published.
         from_s: When the window begins, mesh clock.
         now_s: Present instant, mesh clock.
     """
     shapes: dict[str, WorkflowShape] = default_shapes()
-    believed: dict[str, float] = {}
     hits: dict[str, float] = {}
     later: list[Change] = []
     later_shapes = shapes
@@ -48,25 +54,37 @@ def past_of(
                 later.append(Change(at_s=update.at_s - from_s, shapes=later_shapes))
             else:
                 shapes = later_shapes
+        elif is_later:
+            hit = {update.instance_id: update.hit_factor}
+            later.append(Change(at_s=update.at_s - from_s, hit_factors=hit))
         else:
-            factor, hit = (
-                {update.instance_id: update.factor},
-                {update.instance_id: update.hit_factor},
-            )
-            if is_later:
-                later.append(
-                    Change(at_s=update.at_s - from_s, believed_factors=factor, hit_factors=hit)
-                )
-            else:
-                believed, hits = believed | factor, hits | hit
+            hits = hits | {update.instance_id: update.hit_factor}
+    speeds, changes = _speeds(believed, from_s)
     return Past(
         alpha=alpha,
         shapes=shapes,
-        believed_factors=believed,
+        believed_factors=speeds,
         hit_factors=hits,
-        changes=tuple(later),
+        changes=tuple(sorted((*later, *changes), key=_when)),
         seen_until_s=now_s - from_s,
     )
+
+
+def _speeds(believed: Iterable[Believed], from_s: float) -> tuple[dict[str, float], list[Change]]:
+    """Return what was believed of each instance first, and what changed later."""
+    first: dict[str, float] = {}
+    changes = []
+    for one in believed:
+        if one.at_s <= from_s or one.instance_id not in first:
+            first[one.instance_id] = one.factor
+        else:
+            factor = {one.instance_id: one.factor}
+            changes.append(Change(at_s=one.at_s - from_s, believed_factors=factor))
+    return first, changes
+
+
+def _when(change: Change) -> float:
+    return change.at_s
 
 
 def _at_s(update: ControlMessage) -> float:

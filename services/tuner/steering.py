@@ -20,6 +20,7 @@ from shared.domain.instance import InstanceSpec
 from shared.domain.trace import TraceQuery
 from shared.errors import ConfigError
 from shared.ports import Clock
+from shared.runtime.believed_speeds import believed_speeds
 from shared.runtime.metrics import Metrics
 from shared.runtime.publishing import Publisher
 from shared.runtime.tuning_journal import Decided, Journal
@@ -34,7 +35,7 @@ from shared.runtime.window_learning import (
 from shared.scheduling.judgement import Judgement, Observed, judge, warm_up_of
 from shared.scheduling.tuning import ALPHA_GRID, TuningDecision, roll_back
 from shared.simulation.speed_fit import SpeedFit
-from shared.simulation.window_replay import ReplayAnswer, ReplayRequest, shares_of
+from shared.simulation.window_replay import Past, ReplayAnswer, ReplayRequest, shares_of
 
 log = structlog.get_logger(__name__)
 
@@ -188,25 +189,35 @@ class Steering:
             own = material.of_pool(pools, pool)
             if fleet and own.ended:
                 window = episode([*own.lead_in, *own.ended], own.running, now_s=self._clock.now_s())
+                records = [record for part in own for record in part]
+                believed = believed_speeds(records, self._tables.fleet)
                 from_s = min(record.arrival_s for record in own.ended)
                 before = sum(end.arrival_s < from_s for end in window.ends)
                 warm_up = before or warm_up_of(len(window.queries))
-                is_changed |= await self._decide_pool(pool, fleet, window, warm_up, trigger)
+                past = past_of(
+                    self._tables.said,
+                    believed,
+                    pool,
+                    self._params.initial_alpha,
+                    window.origin_s,
+                    self._clock.now_s(),
+                )
+                request = self._request(fleet, window, past, pool)
+                request = msgspec.structs.replace(request, warm_up=warm_up)
+                is_changed |= await self._decide_pool(pool, request, window, trigger)
         return is_changed
 
     async def _decide_pool(
         self,
         pool: str,
-        fleet: tuple[InstanceSpec, ...],
+        request: ReplayRequest,
         window: Episode,
-        warm_up: int,
         trigger: str,
     ) -> bool:
         known = self._tables.alphas.get(pool)
-        current = known.alpha if known is not None else self._params.initial_alpha
+        current, warm_up = request.current, request.warm_up or 0
         try:
-            request = self._request(fleet, window, current, pool)
-            answer = await self._replay.sweep(msgspec.structs.replace(request, warm_up=warm_up))
+            answer = await self._replay.sweep(request)
         except ConfigError as exc:  # e.g. a recorded call that fits on no instance left
             log.warning("replay_refused", pool=pool, error=str(exc))
             self._metrics.decisions.add(result="not_replayed")
@@ -229,7 +240,7 @@ class Steering:
         if decision.is_change:
             await self._publish_alpha(pool, current, decision, judgement, known, undone=undone)
         elif trigger == "schedule" and self._is_calibrated(judgement):
-            await self._advise(pool, msgspec.structs.replace(request, warm_up=warm_up), current)
+            await self._advise(pool, request, current)
         return decision.is_change
 
     def _is_calibrated(self, judgement: Judgement) -> bool:
@@ -250,9 +261,9 @@ class Steering:
             )
 
     def _request(
-        self, fleet: tuple[InstanceSpec, ...], window: Episode, current: float, pool: str
+        self, fleet: tuple[InstanceSpec, ...], window: Episode, past: Past, pool: str
     ) -> ReplayRequest:
-        speeds = self._tables.speeds
+        speeds, known = self._tables.speeds, self._tables.alphas.get(pool)
         now_s = self._clock.now_s()
         banned = {
             alpha
@@ -265,11 +276,9 @@ class Steering:
             fleet=fleet,
             policy=self._params.policy,
             shapes=self._tables.shapes(),
-            past=past_of(
-                self._tables.said, pool, self._params.initial_alpha, window.origin_s, now_s
-            ),
+            past=past,
             alphas=tuple(alpha for alpha in ALPHA_GRID if alpha not in banned),
-            current=current,
+            current=known.alpha if known is not None else self._params.initial_alpha,
             speed_factors={one.instance_id: one.factor for one in said}
             | self._truth.speeds_at(window.origin_s),
             believed_factors={one.instance_id: one.factor for one in said},

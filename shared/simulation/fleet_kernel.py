@@ -310,6 +310,7 @@ def _assign_call(tables: Tables, run: RunState, index: int, instance: int) -> No
     plan.instance = instance
     plan.assigned_s = run.now_s
     plan.t_comp_s = tables.costs_s[instance]
+    plan.cached_tokens = tables.cached_tokens[instance]
     call.priority = line_score(tables, run, index, plan.t_comp_s)
     if plan.chain >= 0 and tables.lines[instance].caches != 0:
         chain = instance * run.num_nodes + plan.chain

@@ -197,6 +197,7 @@ class PlanState:
         assigned_s: When it was bound to an instance.
         t_comp_s: Its expected cost there.
         predicted_tokens: Predicted output length, tokens.
+        cached_tokens: Prompt tokens expected in its instance's cache when it was bound, tokens.
         stage: Its stage.
         model: Number of the model it asks for.
         instance: Its instance, UNASSIGNED or REFUSED.
@@ -206,6 +207,7 @@ class PlanState:
 
     __slots__ = (
         "assigned_s",
+        "cached_tokens",
         "chain",
         "instance",
         "model",
@@ -218,6 +220,7 @@ class PlanState:
     assigned_s: Real
     t_comp_s: Real
     predicted_tokens: Real
+    cached_tokens: Int
     stage: Int
     model: Int
     instance: Int

@@ -37,6 +37,8 @@ class RunResult:
         output_tokens: shape (calls,).
         cached_tokens: Prompt tokens found in the cache at first admission, shape (calls,).
         t_comp_s: Expected cost at dispatch, shape (calls,).
+        predicted_tokens: Output length it was costed with, shape (calls,).
+        expected_cached_tokens: Cached prompt tokens it was costed with, shape (calls,).
         busy_s: Time in iterations per instance, shape (instances,).
         num_calls: Calls bound per instance, shape (instances,).
         num_preemptions: Per instance, shape (instances,).
@@ -73,6 +75,8 @@ class RunResult:
         self.dispatched_s: Floats = plans["assigned_s"].copy()
         self.delivered_s: Floats = self.dispatched_s + tables["runs"]["hop_s"][0]
         self.t_comp_s: Floats = plans["t_comp_s"].copy()
+        self.predicted_tokens: Floats = plans["predicted_tokens"].copy()
+        self.expected_cached_tokens: Ints = plans["cached_tokens"].astype(np.int64)
         self.started_s: Floats = calls["started_s"].copy()
         self.first_token_s: Floats = calls["first_token_s"].copy()
         self.call_end_s: Floats = calls["end_s"].copy()

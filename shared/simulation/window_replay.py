@@ -64,6 +64,7 @@ class ReplayRequest(msgspec.Struct, frozen=True, kw_only=True):
         admission: Most calls an engine is given at a time; None: its `max_num_seqs`.
         max_batched_tokens: Prefill token budget of every engine; None: as the fleet has it.
         warm_up: How many of the first queries are not judged; None: a tenth.
+        look_past: How many calls that lack memory a worker looks past, as workers do by default.
     """
 
     queries: tuple[TraceQuery, ...]
@@ -82,6 +83,7 @@ class ReplayRequest(msgspec.Struct, frozen=True, kw_only=True):
     admission: int | None = None
     max_batched_tokens: int | None = None
     warm_up: int | None = None
+    look_past: int = 4
 
 
 class ReplayAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -143,6 +145,7 @@ def scenario_of(request: ReplayRequest) -> Scenario:
         changes=request.true_changes,
         hop_s=request.hop_s,
         admission=request.admission,
+        look_past=request.look_past,
     )
 
 

@@ -168,6 +168,9 @@ def events_of_run(
                 ),
                 prefix=stage.calls[sibling].prefix,
                 alpha=run.alpha,
+                t_comp_s=float(run.t_comp_s[index]),
+                predicted_output_tokens=float(run.predicted_tokens[index]),
+                expected_cached_tokens=int(run.expected_cached_tokens[index]),
             )
         )
     return events

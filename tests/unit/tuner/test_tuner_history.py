@@ -4,6 +4,7 @@ import msgspec
 
 from services.tuner.history import Truth, past_of
 from shared.contracts.messages import AlphaUpdate, SpeedUpdate, WorkflowProfile
+from shared.runtime.believed_speeds import Believed
 from shared.scheduling.shapes import default_shapes
 from shared.simulation.scenario import Change
 from shared.simulation.speed_fit import SpeedFit
@@ -28,7 +29,8 @@ def test_what_was_said_before_the_window_was_in_force_when_it_began():
         speed(2.0, 0.5, 30.0),
         speed(3.0, 0.0, 70.0),
     ]
-    past = past_of(said, "p", 0.7, from_s=100.0, now_s=400.0)
+    believed = [Believed(40.0, "a", 2.0), Believed(80.0, "a", 3.0)]
+    past = past_of(said, believed, "p", 0.7, from_s=100.0, now_s=400.0)
     assert (past.alpha, past.believed_factors, past.hit_factors) == (0.2, {"a": 3.0}, {"a": 0.0})
     assert past.shapes == default_shapes()
     assert past.changes == ()
@@ -37,7 +39,7 @@ def test_what_was_said_before_the_window_was_in_force_when_it_began():
 
 def test_nothing_said_means_what_services_start_with():
     """The initial α, the built-in shapes, speeds as profiled."""
-    past = past_of([], "p", 0.7, from_s=0.0, now_s=10.0)
+    past = past_of([], [], "p", 0.7, from_s=0.0, now_s=10.0)
     assert (past.alpha, past.believed_factors, past.hit_factors) == (0.7, {}, {})
 
 
@@ -50,13 +52,16 @@ def test_what_was_said_later_comes_at_its_instant():
         WorkflowProfile(shape=other, revision=1, at_s=130.0),
         speed(2.0, 0.5, 110.0),
     ]
-    past = past_of(said, "p", 0.7, from_s=100.0, now_s=400.0)
+    believed = [Believed(105.0, "a", 1.5), Believed(112.0, "a", 2.0)]
+    past = past_of(said, believed, "p", 0.7, from_s=100.0, now_s=400.0)
     assert past.alpha == 0.7
+    assert past.believed_factors == {"a": 1.5}
     assert "other" not in past.shapes
-    assert [change.at_s for change in past.changes] == [10.0, 30.0, 50.0]
-    assert past.changes[0].believed_factors == {"a": 2.0}
-    assert past.changes[1].shapes == {**default_shapes(), "other": other}
-    assert past.changes[2].alpha == 0.2
+    assert [change.at_s for change in past.changes] == [10.0, 12.0, 30.0, 50.0]
+    assert past.changes[0].hit_factors == {"a": 0.5}
+    assert past.changes[1].believed_factors == {"a": 2.0}
+    assert past.changes[2].shapes == {**default_shapes(), "other": other}
+    assert past.changes[3].alpha == 0.2
 
 
 def test_an_instance_was_as_fast_as_before_until_its_speed_changed():
