@@ -29,7 +29,8 @@ class Replay(Protocol):
 def sweep_packed(packed: bytes) -> bytes:
     """Answer a packed ReplayRequest; runs in another process."""
     request = msgspec.msgpack.decode(packed, type=ReplayRequest)
-    return msgspec.msgpack.encode(replay_window(request))
+    # This process lives long: loading the compiled simulator once is worth it.
+    return msgspec.msgpack.encode(replay_window(request, core="compiled"))
 
 
 def speeds_packed(packed: bytes) -> bytes:

@@ -29,7 +29,7 @@ from shared.simulation.batching import BatchingInstance
 LOWEST, HIGHEST = 0.05, 50.0
 STEPS = 12
 ENOUGH_STEPS = 0.01
-MAX_CALLS = 1_500
+MAX_CALLS = 800
 LEAST_CALLS = 20
 MARGIN_SHARE = 0.2
 

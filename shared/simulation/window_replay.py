@@ -51,7 +51,7 @@ class ReplayRequest(msgspec.Struct, frozen=True, kw_only=True):
         fleet: The instances, as they reported themselves.
         policy: Policy name.
         shapes: What the dispatcher is to expect.
-        alphas: Values to try; the best of them is refined.
+        alphas: Values to try; the best of them is refined. Empty: only the one in force is run.
         current: α in force; it is always tried.
         past: What was in force in the window: one more run says whether the simulator reproduces
             it; None: what is in force now.
@@ -114,7 +114,7 @@ def replay_window(request: ReplayRequest, *, core: CoreName = "auto") -> ReplayA
             warm_up=request.warm_up,
         )
     }
-    for _ in range(MAX_REFINEMENTS):
+    for _ in range(MAX_REFINEMENTS if request.alphas else 0):
         refined = refine_alphas({alpha: run.p95_s for alpha, run in tried.items()})
         if not refined:
             break
