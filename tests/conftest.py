@@ -7,11 +7,13 @@ the end of the output says so; where `HEXFLOW_REQUIRE_SERVERS=1` it fails.
 """
 
 import contextlib
+import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 from hypothesis import HealthCheck, settings
 
 from tests.support.postgres import postgres_for_tests
@@ -83,6 +85,18 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(cause, yellow=True)
         for test in tests:
             terminalreporter.write_line(f"  not run: {test}")
+
+
+@pytest.fixture(autouse=True)
+def _logs_as_before() -> Iterator[None]:
+    """Undo what a command does to this process's logging: its stderr is closed by then."""
+    level, handlers = logging.getLogger("aiokafka").level, list(logging.getLogger().handlers)
+    yield
+    if structlog.is_configured():
+        structlog.reset_defaults()
+    logging.getLogger("aiokafka").setLevel(level)
+    for added in [one for one in logging.getLogger().handlers if one not in handlers]:
+        logging.getLogger().removeHandler(added)
 
 
 @pytest.fixture(scope="session")

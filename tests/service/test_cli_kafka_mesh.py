@@ -2,15 +2,13 @@
 
 import asyncio
 import json
-import logging
 import re
 import secrets
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-import structlog
 
 from services.cli.__main__ import main
 from services.cli.options import mesh_settings
@@ -28,15 +26,6 @@ from tests.support.servers import KafkaServer, RedisServer
 pytestmark = [pytest.mark.real, pytest.mark.slow]
 TIME_SCALE = 20.0
 KINDS = ("completed", "failed", "rejected", "evicted", "cancelled")
-
-
-@pytest.fixture(autouse=True)
-def _logs_as_before() -> Iterator[None]:
-    """Undo what a command does to this process's logging: its stderr is closed by then."""
-    level = logging.getLogger("aiokafka").level
-    yield
-    structlog.reset_defaults()
-    logging.getLogger("aiokafka").setLevel(level)
 
 
 @pytest.fixture
