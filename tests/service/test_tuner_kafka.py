@@ -149,7 +149,7 @@ async def place(kafka_server: KafkaServer, tmp_path: Path) -> AsyncIterator[Plac
         yield found
 
 
-async def until(fact: Callable[[], Any], seconds: float = 120.0) -> Any:
+async def until(fact: Callable[[], Any], seconds: float = 400.0) -> Any:
     """Wait until a fact, plain or async, holds; return its value."""
     async with asyncio.timeout(seconds):
         while True:
