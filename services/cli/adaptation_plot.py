@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+from matplotlib.figure import Figure, SubFigure
 
 from services.cli.adapt_results import START_ALPHA, Adapted
 from services.cli.tuning_plots import BLUE, GREEN, GREY, ORANGE, alpha_axis, wrapped
@@ -19,9 +19,12 @@ Edges = Sequence[float]
 
 
 def adaptation_figure(adapted: Adapted) -> Figure:
-    """Return three panels over time: α, P95 against the best constant, calibration error."""
-    figure = Figure(figsize=(13.0, 9.6), dpi=110, layout="constrained")
-    panels = figure.subplots(3, 1, sharex=True, height_ratios=(1.35, 1.0, 0.5))
+    """Return panels over time: α, P95 against the best constant, calibration error; the reasons."""
+    figure = Figure(figsize=(13.0, 10.0), dpi=110, layout="constrained")
+    grid = figure.add_gridspec(2, 1, height_ratios=(1.0, _height(adapted)))
+    plots, reasons = figure.add_subfigure(grid[0]), figure.add_subfigure(grid[1])
+    panels = plots.subplots(3, 1, sharex=True, height_ratios=(1.1, 1.0, 0.5))
+    _write_reasons(reasons, adapted)
     end_s = max([at_s for at_s, _ in adapted.latencies] + [1.0])
     edges = [phase.starts_s for phase in adapted.phases] + [end_s]
     for axes in panels:
@@ -52,14 +55,14 @@ def _draw_alpha(axes: Axes, adapted: Adapted, edges: Edges) -> None:
             fontsize=8,
         )
     _draw_kept(axes, adapted)
-    for number, one in enumerate(changes):
+    for number, one in enumerate(changes, 1):
         axes.annotate(
-            wrapped(f"{one.trigger}: {one.reason}", 30),
-            (one.at_s, one.alpha),
-            xytext=(6, -10 if number % 2 else 12),
-            textcoords="offset points",
-            fontsize=6,
-            va="top" if number % 2 else "bottom",
+            str(number),
+            (one.at_s, (one.before + one.alpha) / 2.0),
+            ha="center",
+            va="center",
+            fontsize=8,
+            bbox={"boxstyle": "circle", "facecolor": "white", "edgecolor": BLUE},
         )
     for moment in adapted.moments:
         if moment.what == "speed":
@@ -69,6 +72,30 @@ def _draw_alpha(axes: Axes, adapted: Adapted, edges: Edges) -> None:
     axes.set_ylim(-0.0005, 2.2)
     axes.set_ylabel("α")
     axes.legend(fontsize=7, loc="lower left", framealpha=0.9)
+
+
+def _height(adapted: Adapted) -> float:
+    """Return the height of the reasons, compared with the plots."""
+    return 0.05 + 0.02 * sum(one.is_change for one in adapted.decisions)
+
+
+def _write_reasons(part: SubFigure, adapted: Adapted) -> None:
+    """Write why α changed, a line a change."""
+    changes = [one for one in adapted.decisions if one.is_change]
+    lines = [
+        f"{number:2d}  {one.at_s:8,.0f} s  {one.before:7.3g} → {one.alpha:<7.3g} "
+        f"{one.trigger:11s} {one.reason}; {one.num_queries} queries, "
+        f"replay off by {one.calibration_error or 0.0:.1%}"
+        for number, one in enumerate(changes, 1)
+    ]
+    part.text(
+        0.03,
+        0.95,
+        "\n".join(lines) or "α was never changed",
+        va="top",
+        fontsize=8,
+        family="monospace",
+    )
 
 
 def _draw_kept(axes: Axes, adapted: Adapted) -> None:
