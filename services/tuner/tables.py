@@ -79,6 +79,7 @@ class Tables:
             self.fleet.pop(state.instance_id, None)
         else:
             self.fleet[state.instance_id] = state.spec
+            self._show_speed(state.instance_id)
 
     def on_control(self, record: Record) -> None:
         """Take a record of `control`."""
@@ -98,11 +99,14 @@ class Tables:
             is_newer = _keep_newest(self.profiles, update.shape.workflow, update)
         else:
             is_newer = _keep_newest(self.speeds, update.instance_id, update)
-            factor = self.speeds[update.instance_id].factor
-            self._metrics.speed.set(factor, target=update.instance_id)
+            self._show_speed(update.instance_id)
         if is_newer:
             self.said.append(update)
             del self.said[:-MAX_SAID]
+
+    def _show_speed(self, instance_id: str) -> None:
+        known = self.speeds.get(instance_id)
+        self._metrics.speed.set(1.0 if known is None else known.factor, target=instance_id)
 
     def shapes(self) -> dict[str, WorkflowShape]:
         """Return what is expected of each workflow now."""
