@@ -54,7 +54,7 @@ from shared.contracts.topics import (
 from shared.errors import ContractError
 from shared.ports import Broker, Clock, Record, StateStore, TopicPartition
 from shared.runtime.health import Health
-from shared.runtime.tables import Follower, follow_topic
+from shared.runtime.tables import Follower, counting, follow_topic
 from shared.runtime.tracing import NO_TRACES, Traces
 from shared.sdk import Producer, Questions, open_producer, open_questions
 
@@ -235,7 +235,7 @@ class Gateway:
                 follow_topic(
                     self._broker,
                     self._topics.name(topic),
-                    take,
+                    counting(self.metrics, topic, take),
                     lambda pulse=name: self._health.beat(pulse),  # type: ignore[misc]
                 )
             )
@@ -261,7 +261,9 @@ class Gateway:
         for tp, end in (await consumer.end_offsets()).items():
             consumer.seek(tp, max(first[tp], end - num_records))
         pulse = f"follow-{topic}"
-        follower = Follower(consumer, take, lambda: self._health.beat(pulse))
+        follower = Follower(
+            consumer, counting(self.metrics, topic, take), lambda: self._health.beat(pulse)
+        )
         start(follower.follow(asyncio.Event()), pulse)
         await follower.caught_up()
 

@@ -24,7 +24,7 @@ from shared.runtime.health import Health
 from shared.runtime.metrics import Metrics
 from shared.runtime.offsets import OffsetTracker
 from shared.runtime.publishing import DeadLetters, Publisher
-from shared.runtime.tables import follow_topic
+from shared.runtime.tables import counting, follow_topic
 from shared.runtime.tracing import NO_TRACES, Traces
 from shared.sdk import Producer, open_producer
 
@@ -90,7 +90,11 @@ class Agent:
                 open_desk(self._params, self._clock, self._store)
             )
             follower = await stack.enter_async_context(
-                follow_topic(self._broker, self._topics.name(CANCELLATIONS), self._on_cancellation)
+                follow_topic(
+                    self._broker,
+                    self._topics.name(CANCELLATIONS),
+                    counting(self._metrics, CANCELLATIONS, self._on_cancellation),
+                )
             )
             group = await stack.enter_async_context(asyncio.TaskGroup())
             group.create_task(follower.follow(over), name="agent-cancellations")

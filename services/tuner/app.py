@@ -18,6 +18,7 @@ from shared.runtime.health import Health, probes
 from shared.runtime.metrics import Metrics
 from shared.runtime.publishing import Publisher
 from shared.runtime.settings import MeshSettings
+from shared.runtime.tracing import NO_TRACES, Traces, open_traces
 from shared.runtime.tuning_journal import Journal, unheard
 from shared.scheduling.tuning import TuningRules
 
@@ -57,6 +58,7 @@ def build_tuner(
     metrics: Metrics,
     health: Health,
     journal: Journal = unheard,
+    traces: Traces = NO_TRACES,
 ) -> Tuner:
     """Return a tuner on the given adapters (used by processes and by the embedded mesh)."""
     return Tuner(
@@ -68,6 +70,7 @@ def build_tuner(
         metrics=metrics,
         health=health,
         journal=journal,
+        traces=traces,
     )
 
 
@@ -78,6 +81,7 @@ async def run(mesh: MeshSettings, settings: TunerSettings, stop: asyncio.Event) 
     with replay_processes() as executor:
         async with (
             probes(health, metrics, host=mesh.probes.host, port=mesh.probes.port),
+            open_traces(mesh.traces, "tuner", settings.tuner_id) as traces,
             KafkaBroker.open(kafka_params(mesh, settings.tuner_id)) as broker,
         ):
             topics = mesh.topics.topics()
@@ -90,5 +94,6 @@ async def run(mesh: MeshSettings, settings: TunerSettings, stop: asyncio.Event) 
                 params=params_of(settings),
                 metrics=metrics,
                 health=health,
+                traces=traces,
             )
             await tuner.serve(stop)

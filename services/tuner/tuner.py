@@ -14,6 +14,7 @@ from services.tuner.params import TunerParams
 from services.tuner.replay import Replay
 from services.tuner.steering import Material, Steering
 from services.tuner.tables import Tables
+from services.tuner.tracing import around_decisions, trace_decision
 from services.tuner.watching import Watching
 from shared.contracts.codec import decode
 from shared.contracts.messages import LatencyEvent
@@ -24,8 +25,9 @@ from shared.ports import Broker, Clock, Committed, Consumer, Record, TopicPartit
 from shared.runtime.health import Health
 from shared.runtime.metrics import Metrics
 from shared.runtime.publishing import DeadLetters, Publisher
-from shared.runtime.tables import follow_topic
-from shared.runtime.tuning_journal import Journal, unheard
+from shared.runtime.tables import counting, follow_topic
+from shared.runtime.tracing import NO_TRACES, Traces
+from shared.runtime.tuning_journal import Decided, Journal, unheard
 
 log = structlog.get_logger(__name__)
 
@@ -46,6 +48,7 @@ class Tuner:
         metrics: What is counted.
         health: Progress.
         journal: Is told every decision.
+        traces: Where spans go.
     """
 
     def __init__(
@@ -59,6 +62,7 @@ class Tuner:
         metrics: Metrics,
         health: Health,
         journal: Journal = unheard,
+        traces: Traces = NO_TRACES,
     ) -> None:
         self._broker = broker
         self._clock = clock
@@ -66,7 +70,9 @@ class Tuner:
         self._params = params
         self._metrics = metrics
         self._health = health
-        publisher = Publisher(broker, topics, clock)
+        self._journal = journal
+        self._traces = traces
+        publisher = Publisher(broker, topics, clock, traces)
         self._dead_letters = DeadLetters(publisher, topics, clock, metrics, "tuner")
         self.tables = Tables(metrics)
         self._window = Window(params.window_queries + params.lead_in)
@@ -78,18 +84,19 @@ class Tuner:
             tables=self.tables,
             params=params,
             metrics=metrics,
-            journal=journal,
+            journal=self._on_decided,
         )
         self._owned: set[TopicPartition] = set()
         self._next_offset: dict[TopicPartition, int] = {}
 
     async def serve(self, stop: asyncio.Event) -> None:
         """Run until `stop` is set."""
-        states = self._topics.name(INSTANCE_STATES)
-        control = self._topics.name(CONTROL)
+        on_state = counting(self._metrics, INSTANCE_STATES, self.tables.on_state)
+        on_control = counting(self._metrics, CONTROL, self.tables.on_control)
+        states, control = self._topics.name(INSTANCE_STATES), self._topics.name(CONTROL)
         async with (
-            follow_topic(self._broker, states, self.tables.on_state) as state_follower,
-            follow_topic(self._broker, control, self.tables.on_control) as control_follower,
+            follow_topic(self._broker, states, on_state) as state_follower,
+            follow_topic(self._broker, control, on_control) as control_follower,
             asyncio.TaskGroup() as group,
         ):
             group.create_task(state_follower.follow(stop), name="tuner-states")
@@ -197,5 +204,10 @@ class Tuner:
                 running=[record for record in running if record.arrival_s >= from_s],
                 lead_in=lead_in,
             )
-            await self._steering.decide(material, trigger)
+            with around_decisions(self._traces, trigger=trigger, num_queries=len(judged)):
+                await self._steering.decide(material, trigger)
             watching.decided(judged, self._clock.now_s())
+
+    def _on_decided(self, decided: Decided) -> None:
+        trace_decision(decided)
+        self._journal(decided)

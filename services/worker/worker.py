@@ -38,7 +38,7 @@ from shared.runtime.health import Health
 from shared.runtime.metrics import Metrics
 from shared.runtime.offsets import OffsetTracker
 from shared.runtime.publishing import DeadLetters, Publisher
-from shared.runtime.tables import Follower, follow_topic
+from shared.runtime.tables import Follower, counting, follow_topic
 from shared.runtime.tracing import NO_TRACES, Traces
 from shared.scheduling.outliers import OutlierRules
 
@@ -103,7 +103,7 @@ class Worker:
             async with follow_topic(
                 self._broker,
                 self._topics.name(CANCELLATIONS),
-                self._see_cancellation,
+                counting(self._metrics, CANCELLATIONS, self._see_cancellation),
                 lambda: self._vitals.beat("cancellations"),
             ) as cancellations:
                 await self._serve_lives(cancellations, stop)

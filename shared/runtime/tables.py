@@ -6,8 +6,25 @@ from contextlib import asynccontextmanager
 
 from shared.errors import BrokerUnavailable
 from shared.ports import Broker, Consumer, Record, StartAt, TopicPartition
+from shared.runtime.metrics import Metrics
 
 OnRecord = Callable[[Record], None]
+
+
+def counting(metrics: Metrics, topic: str, on_record: OnRecord) -> OnRecord:
+    """Return what counts a record before it hands it over.
+
+    Args:
+        metrics: Where.
+        topic: Name without prefix.
+        on_record: Takes the record.
+    """
+
+    def count(record: Record) -> None:
+        metrics.messages.add(topic=topic)
+        on_record(record)
+
+    return count
 
 
 class Follower:

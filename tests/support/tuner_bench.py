@@ -22,6 +22,7 @@ from shared.domain.instance import InstanceSpec
 from shared.ports import TopicPartition
 from shared.runtime.health import Health
 from shared.runtime.metrics import Metrics
+from shared.runtime.tracing import NO_TRACES, Traces
 from shared.runtime.tuning_journal import Decided
 from shared.scheduling.tuning import TuningRules
 from tests.support.scheduling import make_spec
@@ -85,6 +86,7 @@ async def running(
     params: TunerParams = PARAMS,
     broker: MemoryBroker | None = None,
     fleet: Sequence[InstanceSpec] = (make_spec("a100-0"),),
+    traces: Traces = NO_TRACES,
 ) -> AsyncIterator[Bench]:
     """Run a tuner, with one instance in the fleet by default; a clock far after every event."""
     clock = SystemClock()
@@ -104,6 +106,7 @@ async def running(
         metrics=bench.metrics,
         health=Health(clock),
         journal=bench.decided.append,
+        traces=traces,
     )
     stop = asyncio.Event()
     async with asyncio.TaskGroup() as group:
