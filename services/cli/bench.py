@@ -3,6 +3,7 @@
 import typer
 
 from services.cli import (
+    bench_admission,
     bench_gateway,
     bench_mesh,
     bench_overload,
@@ -30,3 +31,4 @@ app.command("simulator")(bench_simulator.command)
 app.command("tuner")(bench_tuner.command)
 app.command("overload")(bench_overload.command)
 app.command("stationary")(bench_stationary.command)
+app.command("admission")(bench_admission.command)

@@ -179,3 +179,19 @@ def _llamacpp_below(pid: int) -> list[int]:
         if b"llamacpp_server" in command:
             found.append(one.pid)
     return found
+
+
+async def test_admission_is_measured_against_none():
+    """Both kinds of run are done, and what waits inside is read from the server's own metrics."""
+    async with fake_server() as server:
+        server.foreign_waiting = 7
+        code, out, err = await hexflow(
+            *("bench", "admission", "--openai", server.url),
+            *("--queries", "5", "--repeats", "1", "--json"),
+        )
+    assert code == 0, err
+    told = json.loads(out)
+    assert told["throughput_ratio"] > 0
+    for arm in (told["admitted"], told["unlimited"]):
+        assert len(arm["tokens_per_s"]) == 1
+        assert arm["waiting_inside_p99"] == 7
