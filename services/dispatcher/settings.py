@@ -10,7 +10,12 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from services.dispatcher.params import MIB, DispatcherParams
 from shared.contracts.topics import STAGE_RESULTS
 from shared.runtime.settings import MAX_ATTEMPTS
-from shared.scheduling.policies import DEFAULT_ALPHA, DEFAULT_POLICY, REGISTRY
+from shared.scheduling.policies import (
+    DEFAULT_ALPHA,
+    DEFAULT_POLICY,
+    REGISTRY,
+    unknown_policy,
+)
 
 PositiveS = Annotated[float, Field(gt=0, le=1e9)]
 
@@ -97,8 +102,7 @@ class DispatcherSettings(BaseSettings):
     def _agree(self) -> Self:
         """Refuse values that contradict each other."""
         if self.policy not in REGISTRY:
-            known = ", ".join(sorted(REGISTRY))
-            raise ValueError(f"unknown policy {self.policy!r}; known: {known}")
+            raise ValueError(unknown_policy(self.policy))
         if self.dead_after_s < self.live_s:
             raise ValueError(
                 f"dead_after_s ({self.dead_after_s}) must not be below live_s ({self.live_s}): an "

@@ -5,7 +5,12 @@ import socket
 from pydantic import Field, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from shared.scheduling.policies import DEFAULT_ALPHA, DEFAULT_POLICY, REGISTRY
+from shared.scheduling.policies import (
+    DEFAULT_ALPHA,
+    DEFAULT_POLICY,
+    REGISTRY,
+    unknown_policy,
+)
 
 
 class TunerSettings(BaseSettings):
@@ -51,5 +56,5 @@ class TunerSettings(BaseSettings):
     def _is_known(cls, policy: str) -> str:
         """Refuse a policy that no replay could run."""
         if policy not in REGISTRY:
-            raise ValueError(f"unknown policy {policy!r}; known: {', '.join(sorted(REGISTRY))}")
+            raise ValueError(unknown_policy(policy))
         return policy

@@ -1,6 +1,5 @@
 """The worker's own settings (prefix `WORKER_`); see `WorkerParams` for each."""
 
-import difflib
 from pathlib import Path
 from typing import Annotated, Self
 
@@ -10,6 +9,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from services.worker.engines import EngineKind, OpenAISettings, VllmSettings
 from services.worker.params import LOOK_PAST, MIB, WorkerParams
 from shared.domain.instance import InstanceSpec
+from shared.domain.near_names import did_you_mean
 from shared.errors import ConfigError
 from shared.runtime.settings import MAX_ATTEMPTS
 from shared.simulation.fleets import BUILTIN_GPUS, INSTANCE_ID, builtin_fleet, parse_fleet
@@ -112,8 +112,7 @@ class WorkerSettings(BaseSettings):
             specs = parse_fleet(text, self.fleet_file.name)
         by_id = {spec.instance_id: spec for spec in specs}
         if self.instance_id not in by_id:
-            near = difflib.get_close_matches(self.instance_id, by_id, n=1)
-            hint = f"; did you mean {near[0]}?" if near else ""
+            hint = did_you_mean(self.instance_id, by_id) or "."
             raise ConfigError(
                 f"WORKER_INSTANCE_ID={self.instance_id} is not in fleet {name} (it has "
                 f"{', '.join(by_id)}){hint} Other built-in fleets: {', '.join(BUILTIN_GPUS)}; "

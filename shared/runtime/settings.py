@@ -6,7 +6,6 @@ one of these prefixes but names no setting is refused with the nearest valid nam
 variable must not be silently ignored.
 """
 
-import difflib
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
@@ -16,9 +15,11 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
 from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
 from shared.contracts.topics import DAY_S, MAX_MESSAGE_BYTES, Topics
+from shared.domain.near_names import nearest
 from shared.errors import ConfigError
 
 MESH_PREFIX = "HEXFLOW_"
@@ -314,18 +315,29 @@ def load(cls: type[S], environ: Mapping[str, str] | None = None) -> S:
     for name in environ if environ is not None else os.environ:
         upper = name.upper()
         if upper.startswith(prefix) and upper not in known and name not in NOT_SETTINGS:
-            near = difflib.get_close_matches(upper, known, n=1)
-            hint = f"; did you mean {near[0]}?" if near else ""
-            msg = f"{name} is no setting of {cls.__name__}{hint}"
-            raise ConfigError(msg)
+            raise ConfigError(_unknown(name, prefix, known))
     try:
         return cls()
     except SettingsError as exc:  # a list or map that is no JSON; the cause may quote a secret
         raise ConfigError(f"{prefix}*: {exc}; lists and maps are written as JSON") from exc
     except ValidationError as exc:
-        lines = [
-            f"{prefix}{'__'.join(str(part).upper() for part in error['loc']) or '*'}: "
-            + error["msg"].removeprefix("Value error, ")
-            for error in exc.errors(include_input=False, include_url=False)
-        ]
-        raise ConfigError("; ".join(lines)) from exc
+        faults = exc.errors(include_input=False, include_url=False)
+        raise ConfigError("; ".join(_fault(cls, prefix, one) for one in faults)) from exc
+
+
+def _unknown(name: str, prefix: str, known: Iterable[str]) -> str:
+    """Return what is said of a variable that names no setting."""
+    # The prefix is right in all of them, and would make every name look near.
+    near = nearest(name[len(prefix) :], (one.removeprefix(prefix) for one in known))
+    hint = f"; did you mean {prefix}{near}?" if near else ";"
+    return f"{name} is no setting of hexflow{hint} docs/settings.md lists all"
+
+
+def _fault(cls: type[BaseModel], prefix: str, error: ErrorDetails) -> str:
+    """Return what is wrong with one setting, and what it is for where it is missing."""
+    name = prefix + ("__".join(str(part).upper() for part in error["loc"]) or "*")
+    if error["type"] != "missing":
+        return f"{name}: " + error["msg"].removeprefix("Value error, ")
+    meanings = {row.variable: row.description for row in describe(cls, prefix)}
+    meaning = meanings.get(name, "").removesuffix(".")
+    return f"{name} is not set; it is required" + (f": {meaning}" if meaning else "")

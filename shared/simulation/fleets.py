@@ -17,7 +17,6 @@ Presets are single-stream speeds of a 70B model on the instances of HexGen-Flow
 (arXiv 2505.05286); see `PRESETS`.
 """
 
-import difflib
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -26,6 +25,7 @@ from typing import Any
 import msgspec
 
 from shared.domain.instance import InstanceSpec, LatencyModel
+from shared.domain.near_names import nearest
 from shared.errors import ConfigError
 
 INSTANCE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -249,9 +249,8 @@ def _check_keys(table: Mapping[str, Any], known: Sequence[str], place: str) -> N
 
 
 def _nearest(word: str, known: Sequence[str] | Mapping[str, Any]) -> str:
-    lowered = {name.lower(): name for name in known}
-    near = difflib.get_close_matches(word.lower(), lowered, n=1)
-    return f" (did you mean {lowered[near[0]]!r}?)" if near else ""
+    near = nearest(word, known)
+    return f" (did you mean {near!r}?)" if near else ""
 
 
 def _dump_instance(spec: InstanceSpec) -> str:

@@ -9,7 +9,7 @@ from shared.domain.instance import InstanceSpec
 from shared.domain.profile import WorkflowShape
 from shared.domain.trace import TraceQuery
 from shared.errors import ConfigError
-from shared.scheduling.policies import DEFAULT_ALPHA, REGISTRY
+from shared.scheduling.policies import DEFAULT_ALPHA, REGISTRY, unknown_policy
 from shared.simulation.engine_states import check_spec
 
 MAX_DISPATCHERS = 1_024
@@ -95,8 +95,7 @@ def check_scenario(scenario: Scenario) -> None:
         ConfigError: Names the setting.
     """
     if scenario.policy not in REGISTRY:
-        msg = f"unknown policy {scenario.policy!r}; known: {', '.join(sorted(REGISTRY))}"
-        raise ConfigError(msg)
+        raise ConfigError(unknown_policy(scenario.policy))
     faults = {
         "alpha is outside [0, 1]": not 0.0 <= scenario.alpha <= 1.0,
         f"num_dispatchers is outside 1..{MAX_DISPATCHERS}": (

@@ -10,12 +10,12 @@ other call is a stage of its own. Step names are mapped to stage names by one ru
 Source: the traces released with HexGen-Flow (arXiv 2505.05286).
 """
 
-import difflib
 import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from shared.domain import text2sql
+from shared.domain.near_names import nearest
 from shared.domain.trace import TraceCall, TraceQuery, TraceStage
 from shared.errors import ConfigError
 
@@ -192,6 +192,6 @@ def _kind(value: Any) -> str:
 
 
 def _missing(key: str, found: dict[str, Any]) -> str:
-    near = difflib.get_close_matches(key, found, n=1)
-    hint = f"; did you mean {key!r} where it says {near[0]!r}?" if near else ""
+    near = nearest(key, found)
+    hint = f"; did you mean {key!r} where it says {near!r}?" if near else ""
     return f"{key!r} is missing{hint}"

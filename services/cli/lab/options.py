@@ -13,7 +13,7 @@ from services.cli.workload import generated, load_fleet, read_file
 from shared.domain.instance import InstanceSpec
 from shared.domain.trace import TraceQuery
 from shared.errors import ConfigError
-from shared.scheduling.policies import REGISTRY
+from shared.scheduling.policies import REGISTRY, unknown_policy
 from shared.simulation.trace_file import parse_trace
 
 GENERATED_QUERIES = 200
@@ -130,8 +130,7 @@ def check_policies(names: Sequence[str]) -> None:
     """
     for name in names:
         if name not in REGISTRY:
-            known = ", ".join(sorted(REGISTRY))
-            raise ConfigError(f"unknown policy {name!r}; known: {known}")
+            raise ConfigError(unknown_policy(name))
 
 
 def parse_slo_base(text: str) -> SloBase:

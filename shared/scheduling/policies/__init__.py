@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from shared.domain.near_names import did_you_mean
 from shared.errors import ConfigError
 from shared.scheduling.policies.earliest_finish import EarliestFinish
 from shared.scheduling.policies.edf import EarliestDeadline
@@ -37,6 +38,12 @@ REGISTRY: dict[str, Callable[[float], Policy]] = {
 }
 
 
+def unknown_policy(name: str) -> str:
+    """Return what is said of a name that no policy has."""
+    hint = did_you_mean(name, REGISTRY)
+    return f"unknown policy {name!r}{hint}; known: {', '.join(sorted(REGISTRY))}"
+
+
 def make_policy(name: str, alpha: float) -> Policy:
     """Return a fresh policy.
 
@@ -48,8 +55,7 @@ def make_policy(name: str, alpha: float) -> Policy:
         ConfigError: The name is unknown or α is outside [0, 1].
     """
     if name not in REGISTRY:
-        msg = f"unknown policy {name!r}; known: {', '.join(sorted(REGISTRY))}"
-        raise ConfigError(msg)
+        raise ConfigError(unknown_policy(name))
     if not 0.0 <= alpha <= 1.0:
         msg = f"alpha {alpha} is outside [0, 1]"
         raise ConfigError(msg)

@@ -24,11 +24,11 @@ Separators `,`, `;`, tab and `|` are told from the header. Other columns are ign
 """
 
 import csv
-import difflib
 import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
+from shared.domain.near_names import nearest
 from shared.domain.trace import PrefixPart
 from shared.errors import ConfigError
 from shared.simulation.importing.recording import (
@@ -148,8 +148,8 @@ def _columns(header: Sequence[str], names: AttributeNames, place: str) -> dict[s
 
 
 def _near(word: str, known: Sequence[str]) -> str:
-    near = difflib.get_close_matches(word.lower(), known, n=1)
-    return f" (did you mean {near[0]!r}?)" if near else ""
+    near = nearest(word, known)
+    return f" (did you mean {near!r}?)" if near else ""
 
 
 class _Row:

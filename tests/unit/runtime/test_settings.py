@@ -4,6 +4,7 @@ import pytest
 
 from services.dispatcher.settings import DispatcherSettings
 from services.tuner.settings import TunerSettings
+from services.worker.settings import WorkerSettings
 from shared.errors import ConfigError
 from shared.runtime.settings import MeshSettings, load, variable_names
 
@@ -31,6 +32,31 @@ def test_a_misspelt_variable_is_refused_with_the_nearest_name(monkeypatch):
     monkeypatch.setenv("HEXFLOW_KAFKA__BOOTSTRAP_SERVER", "kafka:9092")
     with pytest.raises(ConfigError, match="did you mean HEXFLOW_KAFKA__BOOTSTRAP_SERVERS"):
         load(MeshSettings)
+
+
+def test_an_unknown_variable_says_where_all_are_listed(monkeypatch):
+    """In words for people: no class of ours is named, near name or none."""
+    monkeypatch.setenv("HEXFLOW_TIME_SCAL", "2")
+    with pytest.raises(ConfigError) as told:
+        load(MeshSettings)
+    assert str(told.value) == (
+        "HEXFLOW_TIME_SCAL is no setting of hexflow; did you mean HEXFLOW_TIME_SCALE? "
+        "docs/settings.md lists all"
+    )
+    monkeypatch.setenv("DISPATCHER_XYZZY", "2")
+    with pytest.raises(ConfigError, match=r"XYZZY is no setting of hexflow; docs/settings\.md"):
+        load(DispatcherSettings)
+
+
+def test_a_missing_variable_says_what_it_is_for(monkeypatch):
+    """A worker without a name is told what the name means, not only that a field is required."""
+    monkeypatch.delenv("WORKER_INSTANCE_ID", raising=False)
+    with pytest.raises(ConfigError) as told:
+        load(WorkerSettings)
+    assert str(told.value) == (
+        "WORKER_INSTANCE_ID is not set; it is required: The instance this worker serves; must be "
+        "in the fleet"
+    )
 
 
 def test_a_value_out_of_bounds_names_its_variable(monkeypatch):
@@ -62,6 +88,9 @@ def test_an_unknown_policy_is_refused_with_the_known_ones(monkeypatch, variable,
     """Every service that runs a policy knows its name before it starts."""
     monkeypatch.setenv(variable, "nope")
     with pytest.raises(ConfigError, match=r"unknown policy 'nope'; known: .*hexgen-flow"):
+        load(cls)
+    monkeypatch.setenv(variable, "hexgen_flow")
+    with pytest.raises(ConfigError, match=r"did you mean hexgen-flow\?"):
         load(cls)
 
 
