@@ -89,7 +89,7 @@ class Admission:
 
     def _check_bound(self, tenant: Tenant, share: _Share) -> None:
         if tenant.max_open is not None and share.num_open + len(share.line) >= tenant.max_open:
-            raise self._too_many(f"{tenant.max_open} calls of this tenant are open already")
+            raise self._too_many(f"this tenant has as many calls open as it may: {tenant.max_open}")
 
     def _take_token(self, tenant: Tenant, share: _Share) -> None:
         if tenant.requests_per_s is None:

@@ -102,7 +102,7 @@ class CallRoutes:
         for found in self._fleet.models():
             if found["id"] == wanted:
                 return json_response(found)
-        raise model_not_found(wanted)
+        raise model_not_found(wanted, self._fleet.offered())
 
     def problem_of(self, outcome: CallOutcome, model: str) -> Problem:
         """Return what a client is told of a call that did not complete."""
@@ -144,7 +144,7 @@ class CallRoutes:
         if any(True for _ in self._fleet.serving(model)):
             return
         if self._fleet.has_any():
-            raise model_not_found(model)
+            raise model_not_found(model, self._fleet.offered())
         raise unavailable("every instance")
 
     def _request(

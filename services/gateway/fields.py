@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from services.gateway.problems import Problem
+from services.gateway.problems import Problem, wrong_fields
 from shared.contracts.messages import Id, Name, Needs, Seconds
 from shared.domain.trace import PrefixPart
 
@@ -85,7 +85,7 @@ def mesh_fields(headers: Mapping[str, str], body: Mapping[str, Any]) -> MeshFiel
     try:
         return msgspec.convert(raw, MeshFields, strict=False)
     except msgspec.ValidationError as exc:
-        text = f"hexflow: {exc}"
+        text = f"hexflow: {wrong_fields(exc, _NAMES)[0]}"
         raise Problem(400, text, code="invalid_value", param=BODY_KEY) from exc
 
 

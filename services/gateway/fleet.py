@@ -76,6 +76,11 @@ class Fleet:
         """Return the abilities that the model's live instances declare."""
         return frozenset(name for state in self.serving(model) for name in state.spec.features)
 
+    def offered(self) -> frozenset[str]:
+        """Return every model and adapter that a live instance offers."""
+        live = [state for state in self.states() if self.is_live(state)]
+        return frozenset(name for one in live for name in (one.spec.model, *one.spec.adapters))
+
     def models(self) -> list[dict[str, Any]]:
         """Return every model and adapter that a live instance offers, as OpenAI lists them."""
         found: dict[str, dict[str, Any]] = {}

@@ -15,6 +15,7 @@ from starlette.types import ASGIApp
 
 from services.gateway.access import Access
 from services.gateway.admission import Admission
+from services.gateway.agents import Agents
 from services.gateway.board import Board
 from services.gateway.call_routes import CallRoutes
 from services.gateway.calls import CallDesk
@@ -205,8 +206,14 @@ class Gateway:
         )
         self.query_desk = QueryDesk(questions, chunks, self._store, clock, params)
         start(self.query_desk.run(), "queries")
+        agents = Agents(self._store, clock)
+        start(agents.run(), "agents")
         queries = QueryRoutes(
-            desk=self.query_desk, access=self.access, admission=admission, params=params
+            desk=self.query_desk,
+            access=self.access,
+            admission=admission,
+            agents=agents,
+            params=params,
         )
         start(self._report(desk), "report")
         return desk, application(

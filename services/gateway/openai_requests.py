@@ -5,11 +5,12 @@ What the mesh does not know travels on unchanged: sampling parameters in `sampli
 """
 
 from collections.abc import Mapping
-from typing import Any, NoReturn
+from typing import Any
 
 import msgspec
 
 from services.gateway.fields import BODY_KEY
+from services.gateway.openai_checks import check_fields, check_messages, refuse
 from services.gateway.problems import Problem
 from shared.contracts.codec import MAX_NESTING
 
@@ -92,12 +93,7 @@ def parse_chat(body: Mapping[str, Any]) -> Asked:
     Raises:
         Problem: A field is missing or wrong.
     """
-    messages = body.get("messages")
-    if not isinstance(messages, list) or not messages:
-        _refuse("messages", "a list of at least one message is needed")
-    if not all(isinstance(one, dict) and isinstance(one.get("role"), str) for one in messages):
-        _refuse("messages", "every message is an object with a role")
-    return _asked(body, messages=tuple(messages), prompt=None)
+    return _asked(body, messages=check_messages(body.get("messages")), prompt=None)
 
 
 def parse_text(body: Mapping[str, Any]) -> Asked:
@@ -110,7 +106,7 @@ def parse_text(body: Mapping[str, Any]) -> Asked:
     if isinstance(prompt, list) and len(prompt) == 1:
         prompt = prompt[0]
     if not isinstance(prompt, str) or not prompt:
-        _refuse("prompt", "one text is needed; send several prompts as several requests")
+        refuse("prompt", "one text is needed; send several prompts as several requests")
     return _asked(body, messages=None, prompt=prompt)
 
 
@@ -119,12 +115,11 @@ def _asked(
 ) -> Asked:
     model = body.get("model")
     if not isinstance(model, str) or not 0 < len(model) <= MAX_MODEL:
-        _refuse("model", "the name of a model is needed; GET /v1/models lists them")
-    if body.get("n") not in (None, 1):
-        _refuse("n", "a call has one answer; send the request again for more")
-    stream = body.get("stream") or False
-    if not isinstance(stream, bool):
-        _refuse("stream", "true or false")
+        refuse("model", "the name of a model is needed; GET /v1/models lists them")
+    n = body.get("n")
+    if n is not None and (type(n) is not int or n != 1):
+        refuse("n", "a call has one answer; send the request again for more")
+    check_fields(body)
     options = body.get("stream_options")
     rest = {key: value for key, value in body.items() if key not in _TAKEN}
     rest.pop("stream_options", None)
@@ -133,7 +128,7 @@ def _asked(
         messages=messages,
         prompt=prompt,
         max_tokens=_max_tokens(body),
-        stream=stream,
+        stream=body.get("stream") or False,
         include_usage=isinstance(options, dict) and bool(options.get("include_usage")),
         sampling={key: value for key, value in rest.items() if key in SAMPLING},
         extra={key: value for key, value in rest.items() if key not in SAMPLING},
@@ -146,13 +141,9 @@ def _max_tokens(body: Mapping[str, Any]) -> int | None:
         if value is None:
             continue
         if type(value) is not int or not 1 <= value <= MAX_TOKENS:
-            _refuse(name, f"a whole number from 1 to {MAX_TOKENS:,}")
+            refuse(name, f"a whole number from 1 to {MAX_TOKENS:,}")
         return value
     return None
-
-
-def _refuse(param: str, text: str) -> NoReturn:
-    raise Problem(400, f"{param}: {text}", code="invalid_value", param=param)
 
 
 def _depth(value: object) -> int:

@@ -27,6 +27,7 @@ class GatewayParams(msgspec.Struct, frozen=True, kw_only=True):
         max_queries: Most queries that the dashboard remembers.
         quiet_s: Silence after which the dashboard takes a query as ended, mesh seconds.
         shows_text: Whether administrators may see the text of dead letters.
+        asks_unannounced: Whether questions go to agents that do not say that they are there.
         target_s: P95 that the dashboard compares with, mesh seconds; None: none.
     """
 
@@ -48,4 +49,5 @@ class GatewayParams(msgspec.Struct, frozen=True, kw_only=True):
     max_queries: int = 2_000
     quiet_s: float = 30.0
     shows_text: bool = False
+    asks_unannounced: bool = False
     target_s: float | None = None

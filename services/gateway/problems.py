@@ -5,11 +5,14 @@ inside where there is one. Statuses: docs/gateway.md has the table. Pure.
 """
 
 import math
+import re
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
 
 from shared.contracts.messages import CallOutcome
+from shared.domain.near_names import did_you_mean
 from shared.errors import (
     ContractError,
     FutureVersion,
@@ -185,8 +188,28 @@ def unavailable(what: str, retry_after_s: float = 5.0) -> Problem:
     )
 
 
-def model_not_found(model: str) -> Problem:
-    """Return the error for a model that no instance offers."""
-    return Problem(
-        404, f"no instance offers the model {model!r}", code="model_not_found", param="model"
-    )
+def model_not_found(model: str, offered: Iterable[str]) -> Problem:
+    """Return the error for a model that no instance offers.
+
+    Args:
+        model: As the client named it.
+        offered: Models and adapters that live instances offer.
+    """
+    hint = did_you_mean(model, offered) or "; GET /v1/models lists those that are offered"
+    text = f"no instance offers the model {model!r}{hint}"
+    return Problem(404, text, code="model_not_found", param="model")
+
+
+def wrong_fields(exc: msgspec.ValidationError, known: Iterable[str]) -> tuple[str, str | None]:
+    """Return what a validation says for people, and the field it is about.
+
+    Args:
+        exc: What msgspec says.
+        known: Names of the fields, for the nearest to one that is not known.
+    """
+    text = str(exc)
+    named = re.search(r"unknown field `([^`]*)`", text)
+    if named:
+        return text + did_you_mean(named[1], known), named[1]
+    named = re.search(r"required field `([^`]*)`|at `\$\.([^`]*)`", text)
+    return text, (named[1] or named[2]) if named else None

@@ -14,12 +14,13 @@ from starlette.types import Receive, Scope, Send
 
 from services.gateway.access import Access
 from services.gateway.admission import Admission
+from services.gateway.agents import Agents
 from services.gateway.asgi import json_response, read_body, send_events, send_json, unless_gone
 from services.gateway.fields import tenants_query_id
 from services.gateway.openai_answers import event
 from services.gateway.openai_requests import parse_object
 from services.gateway.params import GatewayParams
-from services.gateway.problems import CLIENT_CLOSED, Problem
+from services.gateway.problems import CLIENT_CLOSED, Problem, wrong_fields
 from services.gateway.query_desk import OpenQuery, QueryDesk, result_view
 from services.gateway.tenants import Tenant
 from shared.contracts.messages import Count, Id, Name, QueryRequest
@@ -74,13 +75,21 @@ class QueryRoutes:
         desk: Asks.
         access: Says who is asking.
         admission: Says who gets in.
+        agents: Says who could answer.
         params: Bounds.
     """
 
     def __init__(
-        self, *, desk: QueryDesk, access: Access, admission: Admission, params: GatewayParams
+        self,
+        *,
+        desk: QueryDesk,
+        access: Access,
+        admission: Admission,
+        agents: Agents,
+        params: GatewayParams,
     ) -> None:
         self._desk = desk
+        self._agents = agents
         self._access = access
         self._admission = admission
         self._params = params
@@ -94,13 +103,16 @@ class QueryRoutes:
         try:
             question = msgspec.convert(parse_object(raw), Question)
         except msgspec.ValidationError as exc:
-            raise Problem(400, str(exc), code="invalid_value") from exc
+            text, param = wrong_fields(exc, Question.__struct_fields__)
+            raise Problem(400, text, code="invalid_value", param=param) from exc
         tenant = self._access.tenant(request.headers, question.tenant)
         key = request.headers.get(IDEMPOTENCY)
         asked = self._request(question, tenant, key)
         async with AsyncExitStack() as place:
             if self._desk.find(asked.query_id) is None:
                 await place.enter_async_context(self._admission.place(tenant))
+                if not self._params.asks_unannounced:
+                    await self._agents.check(asked)
             query = await self._desk.ask(asked, place)
         return QueryResponse(query, streams=question.stream)
 

@@ -64,5 +64,8 @@ class GatewaySettings(BaseSettings):
     """Silence after which the dashboard takes a query as ended, mesh seconds."""
     shows_text: bool = False
     """Whether administrators may see the text of dead letters, which may be prompts."""
+    asks_unannounced: bool = False
+    """Whether questions are taken for agents of your own that do not announce themselves; else a
+    question that no announced agent could answer is refused at once."""
     target_s: float | None = Field(default=None, gt=0)
     """P95 that the dashboard compares with, mesh seconds; unset: none."""

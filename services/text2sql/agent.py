@@ -15,6 +15,7 @@ import structlog
 from services.text2sql.desk import Desk, open_desk
 from services.text2sql.lane import Lane, try_keep
 from services.text2sql.params import GROUP, AgentParams
+from services.text2sql.presence import Presence, notice_of
 from shared.contracts.codec import decode
 from shared.contracts.messages import CancelQuery
 from shared.contracts.topics import CANCELLATIONS, QUERIES, STAGE_RESULTS, Topics
@@ -41,7 +42,7 @@ class Agent:
         broker: The mesh's broker.
         clock: Mesh clock.
         topics: Names.
-        store: Where progress is told; None: nowhere.
+        store: Where progress is told, and that it is there; None: nowhere.
         params: How it behaves.
         metrics: Counts.
         health: Whether it makes progress.
@@ -99,9 +100,25 @@ class Agent:
             group = await stack.enter_async_context(asyncio.TaskGroup())
             group.create_task(follower.follow(over), name="agent-cancellations")
             await follower.caught_up()
-            await self._consume(stop, desk, group)
+            async with self._present(desk, group):
+                await self._consume(stop, desk, group)
             over.set()
         log.info("agent_stopped", totals=self._metrics.totals())
+
+    @asynccontextmanager
+    async def _present(self, desk: Desk, group: asyncio.TaskGroup) -> AsyncIterator[None]:
+        """Say that the agent is there, from before it takes questions until it takes none."""
+        if self._store is None:
+            yield
+            return
+        agent_id = self._params.agent_id
+        presence = Presence(self._store, self._clock, agent_id, notice_of(desk))
+        await presence.say()
+        task = group.create_task(presence.keep(), name="agent-presence")
+        try:
+            yield
+        finally:
+            task.cancel()
 
     async def _consume(self, stop: asyncio.Event, desk: Desk, group: asyncio.TaskGroup) -> None:
         async with self._broker.group_consumer(

@@ -22,6 +22,7 @@ from shared.contracts.messages import (
     QueryRequest,
     QueryResult,
 )
+from shared.domain.near_names import did_you_mean
 from shared.errors import DeadlinePassed, MeshError
 from shared.sdk import Producer, Workflow
 
@@ -88,8 +89,9 @@ class Answering:
             agent_id=desk.params.agent_id,
         )
         if definition is None:
-            known = ", ".join(sorted(desk.workflows))
-            detail = f"there is no workflow {self.request.workflow!r}; there are: {known}"
+            known, word = ", ".join(sorted(desk.workflows)), self.request.workflow
+            hint = did_you_mean(word, desk.workflows)
+            detail = f"there is no workflow {word!r}{hint} (there are: {known})"
             return self._closed(base, _no("rejected", "unknown_workflow", detail))
         context = Context(
             request=self.request,
@@ -179,12 +181,11 @@ class Answering:
         if not self.request.database and len(known) == 1:
             return next(iter(known.values()))
         if self.request.database not in known:
-            names = ", ".join(sorted(known)) or "none"
-            raise Ended(
-                "rejected",
-                "unknown_database",
-                f"there is no database {self.request.database!r}; there are: {names}",
+            names, word = ", ".join(sorted(known)) or "none", self.request.database
+            detail = (
+                f"there is no database {word!r}{did_you_mean(word, known)} (there are: {names})"
             )
+            raise Ended("rejected", "unknown_database", detail)
         return known[self.request.database]
 
     def _result(
@@ -291,7 +292,8 @@ def _why_none(work: Work) -> Verdict:
     if not any(attempt.sql for attempt in attempts):
         return _no("unanswered", "no_statement", "no SQL statement could be read in any answer")
     last = attempts[-1]
-    detail = f"no statement ran in {len(attempts)} attempts; the last: {last.detail}"
+    tries = f"{len(attempts)} attempt{'s' * (len(attempts) != 1)}"
+    detail = f"no statement ran in {tries}; the last: {last.detail}"
     return _no("unanswered", f"sql_{last.verdict}", detail)
 
 

@@ -33,5 +33,7 @@ class AgentParams:
     """Share of a question's SLO that is kept for sending the result."""
     commit_interval_s: float = 0.5
     """Time between commits, wall seconds."""
+    lease_s: float = 60.0
+    """How long it counts as there after it last said so, wall seconds."""
     drain_s: float = 20.0
     """Time that open questions get to finish at the end, wall seconds; others are resumed."""

@@ -49,6 +49,9 @@ class AgentSettings(BaseSettings):
     """Most questions under way at a time."""
     commit_interval_s: float = Field(default=0.5, gt=0, le=60)
     """Time between commits, wall seconds."""
+    lease_s: float = Field(default=60.0, ge=1, le=86_400)
+    """How long gateways take questions for an agent that has ended, wall seconds: more than a
+    restart takes."""
 
     def params(self, drain_s: float) -> AgentParams:
         """Return these settings as the core takes them.
@@ -71,5 +74,6 @@ class AgentSettings(BaseSettings):
             is_structured=self.structured_output,
             max_open=self.max_open,
             commit_interval_s=self.commit_interval_s,
+            lease_s=self.lease_s,
             drain_s=drain_s * 0.7,
         )

@@ -4,7 +4,8 @@ Nothing is waited for, so what such a mesh does depends on no other process. It 
 of the Redis scripts (tests/contract); the embedded mesh runs the scripts themselves.
 """
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
 import msgspec
 
@@ -175,11 +176,17 @@ class MemoryUrgencySet:
 
 
 class MemoryStore:
-    """Implements `StateStore`; streams do not wait for chunks that have not come."""
+    """Implements `StateStore`; streams do not wait for chunks that have not come.
 
-    def __init__(self) -> None:
+    Args:
+        monotonic: Clock of the leases, wall seconds.
+    """
+
+    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._monotonic = monotonic
         self._sets: dict[str, MemoryUrgencySet] = {}
         self._streams: dict[str, list[Chunk]] = {}
+        self._announced: dict[str, dict[str, tuple[float, str]]] = {}
 
     def urgency_set(self, name: str) -> MemoryUrgencySet:
         """See `StateStore.urgency_set`."""
@@ -214,6 +221,17 @@ class MemoryStore:
         """See `StateStore.read_chunks`."""
         found = {key: self._later(key, position) for key, position in after.items()}
         return {key: chunks for key, chunks in found.items() if chunks}
+
+    async def announce(self, kind: str, name: str, text: str, *, lease_s: float) -> None:
+        """See `StateStore.announce`."""
+        self._announced.setdefault(kind, {})[name] = (self._monotonic() + lease_s, text)
+
+    async def announced(self, kind: str) -> dict[str, str]:
+        """See `StateStore.announced`."""
+        now_s, members = self._monotonic(), self._announced.get(kind, {})
+        for name in [name for name, (end_s, _) in members.items() if end_s <= now_s]:
+            del members[name]
+        return {name: text for name, (_, text) in members.items()}
 
     async def ping(self) -> float:
         """See `StateStore.ping`."""

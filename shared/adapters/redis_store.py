@@ -1,4 +1,4 @@
-"""The state store on Redis or Valkey: urgency sets, and capped streams of token chunks.
+"""The state store on Redis or Valkey: urgency sets, streams of token chunks, and who is there.
 
 Chunks: one stream per call; a chunk's position is `attempt + 1`-`index + 1`, so appending is
 idempotent, and a chunk of an attempt that was overtaken is dropped by the server itself.
@@ -17,6 +17,7 @@ __all__ = ["RedisParams", "RedisStore"]
 # Readers take turns on the connections that wait, so none is held longer than this.
 _LONGEST_WAIT_S = 0.25
 _CHUNKS_PER_READ = 256
+_MAX_ANNOUNCED = 1_000
 
 
 class RedisStore:
@@ -96,9 +97,26 @@ class RedisStore:
             named[bytes(key)]: [_chunk(*entry) for entry in entries] for key, entries in reply or ()
         }
 
+    async def announce(self, kind: str, name: str, text: str, *, lease_s: float) -> None:
+        """Say that a member of a kind is there; see `StateStore.announce`."""
+        lease_ms = max(1, round(lease_s * 1_000))
+        script = load_script("announce", with_prelude=False)
+        await self._client.run(script, self._members(kind), (name, text, lease_ms))
+
+    async def announced(self, kind: str) -> dict[str, str]:
+        """Return who of a kind is there; see `StateStore.announced`."""
+        script = load_script("announced", with_prelude=False)
+        reply = await self._client.run(script, self._members(kind), (_MAX_ANNOUNCED,))
+        texts = [part.decode(errors="replace") for part in reply]
+        return dict(zip(texts[::2], texts[1::2], strict=True))
+
     async def ping(self) -> float:
         """Return the round-trip time, wall seconds."""
         return await self._client.ping()
+
+    def _members(self, kind: str) -> tuple[str, str]:
+        base = f"{self._client.params.prefix}{{announced:{kind}}}"  # braces: on one cluster node
+        return f"{base}:ends", f"{base}:texts"
 
     def _stream(self, request_id: str) -> str:
         return f"{self._client.params.prefix}chunks:{request_id}"

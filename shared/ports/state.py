@@ -1,4 +1,4 @@
-"""The state store: urgency sets, and capped streams of token chunks."""
+"""The state store: urgency sets, capped streams of token chunks, and who is there."""
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Protocol
@@ -169,7 +169,7 @@ class SharedUrgencySet(UrgencySet, Protocol):
 
 
 class StateStore(Protocol):
-    """The state store: urgency sets and capped streams of token chunks."""
+    """The state store: urgency sets, capped streams of token chunks, and who is there."""
 
     def urgency_set(self, name: str) -> SharedUrgencySet:
         """Return the urgency set of an owner (an instance id) or of several claimers."""
@@ -200,6 +200,26 @@ class StateStore(Protocol):
 
         Returns:
             request_id -> its chunks, for those that have some; empty after a quiet wait.
+        """
+        ...
+
+    async def announce(self, kind: str, name: str, text: str, *, lease_s: float) -> None:
+        """Say that a member of a kind is there, for `lease_s` wall seconds from now.
+
+        Said again, it replaces what was said before, and its lease begins anew.
+
+        Raises:
+            StateUnavailable: The store does not answer.
+        """
+        ...
+
+    async def announced(self, kind: str) -> dict[str, str]:
+        """Return what the members of a kind said whose lease has not ended: name -> text.
+
+        Bounded: of very many, those whose leases end last.
+
+        Raises:
+            StateUnavailable: The store does not answer.
         """
         ...
 

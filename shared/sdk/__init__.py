@@ -19,12 +19,14 @@ A gateway uses two things, on one reply partition of its own each:
   the block with an error.
 - `open_questions` for `POST /v1/queries`: `asked = await questions.ask(QueryRequest(...))`, then
   `async for event in asked.events()` for progress and `await asked.result()` for the answer;
-  `await questions.cancel(query_id)` for `DELETE`.
+  `await questions.cancel(query_id)` for `DELETE`. `refusal_of(request, agents)` says beforehand
+  that nobody could answer; an agent of your own says that it is there with `announce_agent`.
 
 Outcomes are returned whatever their kind; look at `outcome.kind`. Nothing here waits for longer
 than the mesh takes to end a call: put `asyncio.timeout` around it for a bound of your own.
 """
 
+from shared.sdk.agents import Refusal, agents_of, announce_agent, refusal_of
 from shared.sdk.producer import Producer, Submitted, open_producer
 from shared.sdk.questions import Asked, Questions, open_questions
 from shared.sdk.workflow import Call, Emitted, Workflow
@@ -35,8 +37,12 @@ __all__ = [
     "Emitted",
     "Producer",
     "Questions",
+    "Refusal",
     "Submitted",
     "Workflow",
+    "agents_of",
+    "announce_agent",
     "open_producer",
     "open_questions",
+    "refusal_of",
 ]

@@ -4,11 +4,14 @@ import pytest
 
 from shared.adapters.memory_store import MemoryStore
 from shared.ports import SharedUrgencySet
+from tests.contract.presence_contract import PresenceContract
 from tests.contract.state_repair_contract import LeaseContract
 from tests.contract.urgency_set_contract import FencingContract, OrderContract, StatesContract
 
 
-class TestMemoryStore(OrderContract, StatesContract, FencingContract, LeaseContract):
+class TestMemoryStore(
+    OrderContract, StatesContract, FencingContract, LeaseContract, PresenceContract
+):
     """Everything but the loss of a server's memory, of which it has none."""
 
     @pytest.fixture

@@ -9,15 +9,31 @@ from redis.asyncio import Redis
 from shared.adapters.embedded_redis import EmbeddedRedis
 from shared.adapters.redis_store import RedisParams, RedisStore
 from shared.ports import SharedUrgencySet, StateStore
+from tests.contract.presence_contract import PresenceContract, gone
 from tests.contract.state_repair_contract import ChunksContract, LeaseContract, RepairContract
 from tests.contract.urgency_set_contract import FencingContract, OrderContract, StatesContract
 from tests.support.servers import RedisServer
 
 
 class StateStoreContract(
-    OrderContract, StatesContract, FencingContract, RepairContract, LeaseContract, ChunksContract
+    OrderContract,
+    StatesContract,
+    FencingContract,
+    RepairContract,
+    LeaseContract,
+    ChunksContract,
+    PresenceContract,
 ):
     """The whole suite."""
+
+    async def test_nothing_is_left_of_those_who_are_gone(
+        self, store: StateStore, raw: Redis, prefix: str
+    ) -> None:
+        """With the last lease the keys vanish: an agent a day leaves nothing behind."""
+        await store.announce("agents", "a", "x", lease_s=0.05)
+        await store.announce("agents", "b", "x", lease_s=0.1)
+        assert await gone(store, "agents", "b")
+        assert await raw.keys(f"{prefix}*") == []
 
 
 @pytest.fixture(scope="module")

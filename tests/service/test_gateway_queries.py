@@ -14,11 +14,13 @@ from services.cli.embedded import EmbeddedMesh, serving_gateway
 from services.gateway.params import GatewayParams
 from services.gateway.tenants import new_key
 from shared.adapters.redis_store import RedisParams, RedisStore
+from shared.contracts.agents import AgentNotice
 from shared.contracts.codec import decode, encode
 from shared.contracts.messages import CancelQuery, QueryRequest, QueryResult
 from shared.contracts.query_events import QueryEvent, encode_event, event_stream
 from shared.contracts.topics import CANCELLATIONS, QUERIES, QUERY_RESULTS
 from shared.ports import TopicPartition
+from shared.sdk import announce_agent
 from tests.support.gateway import gateway_mesh, quick_fleet, until
 
 ASK = {"question": "how many orders were late?", "database": "shop"}
@@ -75,6 +77,8 @@ async def working(mesh: EmbeddedMesh) -> AsyncIterator[Agent]:
         asyncio.TaskGroup() as group,
     ):
         agent = Agent(mesh, store)
+        notice = AgentNotice(workflows={"text2sql": True}, databases=("shop",), lease_s=600.0)
+        await announce_agent(store, "agent", notice)
 
         def take(value: bytes) -> None:
             request = decode(value, QueryRequest)
@@ -241,9 +245,22 @@ async def test_tenants_cannot_see_or_cancel_each_others_questions(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    "body", [b"{}", b'{"question": ""}', b'{"question": "x", "databse": "y"}', b"[]", b"\xff"]
+    ("body", "param", "told"),
+    [
+        (b"{}", "question", "missing"),
+        (b'{"question": ""}', "question", "length"),
+        (b'{"question": "x", "databse": "y"}', "databse", "did you mean database?"),
+        (b'{"question": "x", "slo_s": "soon"}', "slo_s", "float"),
+        (b"[]", None, "object"),
+        (b"\xff", None, "UTF-8"),
+    ],
 )
-async def test_a_wrong_question_is_a_400(http: httpx.AsyncClient, body: bytes):
-    """A missing, empty or misspelt field is told at once."""
+async def test_a_wrong_question_is_a_400(
+    http: httpx.AsyncClient, body: bytes, param: str | None, told: str
+):
+    """A missing, empty or misspelt field is told at once, by its name."""
     answer = await http.post("/v1/queries", content=body)
-    assert (answer.status_code, answer.json()["error"]["type"]) == (400, "invalid_request_error")
+    error = answer.json()["error"]
+    assert (answer.status_code, error["type"]) == (400, "invalid_request_error")
+    assert error["param"] == param
+    assert told in error["message"]

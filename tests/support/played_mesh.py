@@ -89,6 +89,12 @@ class FakeChunks:
 
     def __init__(self) -> None:
         self.streams: dict[str, list[tuple[int, int, str]]] = {}
+        self.members: dict[str, str] = {}
+
+    async def announce(self, kind: str, name: str, text: str, *, lease_s: float) -> None:
+        """Keep what was said last."""
+        del kind, lease_s
+        self.members[name] = text
 
     async def append_chunk(self, request_id: str, attempt: int, index: int, text: str) -> None:
         """Append a chunk unless a later one is there."""

@@ -7,18 +7,18 @@ the statement in the database.
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Self, TypeVar
 
 import msgspec
 import structlog
-from sqlalchemy import Connection, CursorResult
+from sqlalchemy import Connection, CursorResult, inspect
 from sqlalchemy.exc import DBAPIError, OperationalError, SQLAlchemyError
 
 from services.text2sql.sql.cells import plain_row, size_of
-from services.text2sql.sql.drivers import Driver, Limits, open_driver
+from services.text2sql.sql.drivers import Driver, Limits, open_driver, place_of
 from services.text2sql.sql.errors import SqlFailed, SqlRefused, SqlTimedOut
 from services.text2sql.sql.introspection import read_schema
 from services.text2sql.sql.safety import SafeStatement, SqlGate
@@ -118,7 +118,7 @@ class Database:
         pool = ThreadPoolExecutor(THREADS, thread_name_prefix=f"database-{name}")
         try:
             loop = asyncio.get_running_loop()
-            schema = await loop.run_in_executor(pool, _inspect, name, driver)
+            schema = await loop.run_in_executor(pool, _inspect, name, place_of(url), driver)
             yield cls(driver, schema, limits, pool)
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
@@ -276,10 +276,36 @@ def _translated(
     return SqlFailed(text)
 
 
-def _inspect(name: str, driver: Driver) -> Schema:
+def check_reachable(name: str, url: str) -> None:
+    """Connect to a database, and find a table or view in it; blocks for some seconds at most.
+
+    Raises:
+        ConfigError: It cannot be reached or read, has nothing in it, or is of a kind that is not
+            supported.
+    """
+    driver = open_driver(url, Limits())
     try:
+        with _reading(name, place_of(url)), driver.engine.connect() as connection:
+            inspector = inspect(connection)
+            is_empty = not inspector.get_table_names() and not inspector.get_view_names()
+    finally:
+        driver.engine.dispose()
+    if is_empty:
+        raise ConfigError(f"the database {name!r} at {place_of(url)} has no table to ask about")
+
+
+def _inspect(name: str, place: str, driver: Driver) -> Schema:
+    with _reading(name, place):
         return read_schema(name, driver, time.monotonic() + INSPECT_TIMEOUT_S)
+
+
+@contextmanager
+def _reading(name: str, place: str) -> Iterator[None]:
+    """Say which database it is that cannot be read."""
+    try:
+        yield
     except SQLAlchemyError as exc:
         # The address may hold a password; the driver's own words do not.
         cause = str(exc.orig if isinstance(exc, DBAPIError) and exc.orig is not None else exc)
-        raise ConfigError(f"the database {name!r} cannot be read: {cause[:500]}") from exc
+        cause = " ".join(cause.split())[:500]
+        raise ConfigError(f"the database {name!r} at {place} cannot be read: {cause}") from exc

@@ -20,6 +20,7 @@ from services.text2sql.sql.allowed import FUNCTIONS
 from shared.errors import ConfigError
 
 MIB = 1024 * 1024
+POSTGRES_PORT = 5_432
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -199,18 +200,34 @@ _DRIVERS: dict[str, Callable[[URL, Limits], Driver]] = {
 }
 
 
+def place_of(url: str) -> str:
+    """Return where a database is, for people: its file, or host and port; never a password.
+
+    Raises:
+        ConfigError: The address is none.
+    """
+    parsed = _parsed(url)
+    if parsed.host is None:
+        return parsed.database or parsed.drivername
+    return f"{parsed.host}:{parsed.port or POSTGRES_PORT}"
+
+
+def _parsed(url: str) -> URL:
+    try:
+        return make_url(url)
+    except (ArgumentError, ValueError) as exc:  # a port that is no number is a ValueError
+        raise ConfigError(
+            "a database is given as sqlite:///FILE or postgresql://USER@HOST:PORT/NAME"
+        ) from exc
+
+
 def open_driver(url: str, limits: Limits) -> Driver:
     """Return the driver of a database address.
 
     Raises:
         ConfigError: The address is none, or of a kind that is not supported.
     """
-    try:
-        parsed = make_url(url)
-    except ArgumentError as exc:
-        raise ConfigError(
-            "a database is given as sqlite:///FILE or postgresql://USER@HOST:PORT/NAME"
-        ) from exc
+    parsed = _parsed(url)
     kind = parsed.drivername.partition("+")[0]
     if kind not in _DRIVERS:
         known = ", ".join(sorted(_DRIVERS))

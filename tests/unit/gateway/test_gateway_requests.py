@@ -8,10 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.gateway.fields import MeshFields, mesh_fields, needs_of
+from services.gateway.openai_checks import RULES
 from services.gateway.openai_requests import parse_chat, parse_object, parse_text
 from services.gateway.problems import Problem, problem_of
 from shared.contracts.messages import CallOutcome
 
+USER = {"role": "user", "content": "x"}
+BLANK_PART = {"type": "text", "text": " "}
+CONTENT = "messages[0].content"
+TEXT_OF_PART = "messages[0].content[0].text"
 CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
 
 
@@ -53,12 +58,48 @@ def test_a_wrong_field_is_refused(headers: dict[str, str], body: dict[str, Any])
         ({"model": ""}, "model"),
         ({"messages": []}, "messages"),
         ({"messages": "hello"}, "messages"),
-        ({"messages": [{"content": "x"}]}, "messages"),
+        ({"messages": None}, "messages"),
+        ({"messages": ["x"]}, "messages[0]"),
+        ({"messages": [{"content": "x"}]}, "messages[0].role"),
+        ({"messages": [USER, {"role": "robot", "content": "x"}]}, "messages[1].role"),
+        ({"messages": [{"role": ["user"], "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": None}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": " \n"}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": []}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": 7}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": ["x"]}]}, "messages[0].content[0]"),
+        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, TEXT_OF_PART),
+        ({"messages": [{"role": "user", "content": [BLANK_PART]}]}, "messages[0].content"),
+        ({"messages": [{"role": "assistant", "content": None}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": None, "tool_calls": [{}]}]}, CONTENT),
+        ({"messages": [{"role": "assistant", "tool_calls": "x"}]}, "messages[0].tool_calls"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": True}, "max_tokens"),
         ({"max_completion_tokens": 1.5}, "max_completion_tokens"),
         ({"n": 2}, "n"),
+        ({"n": 0}, "n"),
+        ({"n": True}, "n"),
+        ({"n": "1"}, "n"),
         ({"stream": "yes"}, "stream"),
+        ({"stream": 0}, "stream"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"temperature": -0.1}, "temperature"),
+        ({"temperature": True}, "temperature"),
+        ({"top_p": 1.5}, "top_p"),
+        ({"frequency_penalty": 3}, "frequency_penalty"),
+        ({"seed": 1.5}, "seed"),
+        ({"stop": [1]}, "stop"),
+        ({"tools": {}}, "tools"),
+        ({"tools": ["x"]}, "tools"),
+        ({"tool_choice": 1}, "tool_choice"),
+        ({"response_format": "json"}, "response_format"),
+        ({"response_format": {}}, "response_format"),
+        ({"metadata": "x"}, "metadata"),
+        ({"user": 7}, "user"),
+        ({"stream_options": True}, "stream_options"),
+        ({"logit_bias": []}, "logit_bias"),
+        ({"logprobs": "yes"}, "logprobs"),
     ],
 )
 def test_a_wrong_chat_field_is_named(change: dict[str, Any], param: str):
@@ -66,6 +107,40 @@ def test_a_wrong_chat_field_is_named(change: dict[str, Any], param: str):
     with pytest.raises(Problem) as caught:
         parse_chat({**CHAT, **change})
     assert (caught.value.status, caught.value.param) == (400, param)
+
+
+def test_the_message_names_the_nearest_role():
+    """A misspelt role is told with the one that was meant."""
+    with pytest.raises(Problem, match=r"messages\[0\]\.role: .*did you mean assistant\?"):
+        parse_chat({**CHAT, "messages": [{"role": "assistent", "content": "x"}]})
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"role": "assistant", "content": None, "tool_calls": [{"id": "c"}]},
+        {"role": "assistant", "tool_calls": [{"id": "c"}]},
+        {"role": "assistant", "content": "", "tool_calls": [{"id": "c"}]},
+        {"role": "assistant", "content": None, "function_call": {"name": "f"}},
+        {"role": "tool", "tool_call_id": "c", "content": ""},
+        {"role": "system", "content": ""},
+        {"role": "developer", "content": "x"},
+        {"role": "function", "name": "f", "content": "x"},
+        {"role": "user", "name": "me", "content": [{"type": "text", "text": "x"}]},
+        {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x"}}]},
+        {"role": "user", "content": [BLANK_PART, {"type": "text", "text": "x"}]},
+    ],
+)
+def test_what_clients_really_send_is_taken(message: dict[str, Any]):
+    """Calls of tools without a text, results without one, pictures: all as they came."""
+    asked = parse_chat({**CHAT, "messages": [USER, message]})
+    assert asked.messages == (USER, message)
+
+
+def test_a_null_is_a_field_left_out():
+    """Clients send null for what they do not set."""
+    nothing = dict.fromkeys((*RULES, "n", "max_tokens"))
+    assert parse_chat({**CHAT, **nothing}).max_tokens is None
 
 
 def test_everything_else_passes_through():
