@@ -5,7 +5,7 @@ command's own module, with what it needs (numpy, matplotlib, aiokafka), is impor
 """
 
 import importlib
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import typer
 from typer.core import TyperGroup
@@ -60,6 +60,12 @@ def _stub() -> None:
     """Stand for a command in the help."""
 
 
+def _print_version(*, is_wanted: bool) -> None:
+    if is_wanted:
+        importlib.import_module("services.cli.version").show()
+        raise typer.Exit
+
+
 app = typer.Typer(
     name="hexflow",
     cls=LazyGroup,
@@ -70,5 +76,23 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version",
+            callback=lambda value: _print_version(is_wanted=value),
+            is_eager=True,
+            help="Print the version.",
+        ),
+    ] = False,
+) -> None:
+    """Take what comes before the command."""
+    del version
+
+
 for _name, _command in COMMANDS.items():
     app.command(_name, help=_command.help)(_stub)

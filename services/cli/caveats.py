@@ -8,12 +8,20 @@ from services.cli.tally import Tally
 LATE_WALL_S = 0.5
 
 
-def scale_caveats(tallies: Mapping[str, Tally], time_scale: float) -> list[str]:
+def _slower(time_scale: float) -> float:
+    """Return a time scale at which a machine has about twice the time."""
+    return max(1.0, round(time_scale / 2))
+
+
+def scale_caveats(
+    tallies: Mapping[str, Tally], time_scale: float, command: str = "--time-scale"
+) -> list[str]:
     """Return one sentence each; none for runs in real time.
 
     Args:
         tallies: name -> what came back; a run that is the only one may have an empty name.
         time_scale: Mesh seconds per wall second.
+        command: What a person types before a smaller time scale.
     """
     if time_scale <= 1:
         return []
@@ -22,7 +30,7 @@ def scale_caveats(tallies: Mapping[str, Tally], time_scale: float) -> list[str]:
     if late_s > time_scale * LATE_WALL_S:
         lines.append(
             f"This machine was too busy for this time scale (a query arrived {late_s:.1f} "
-            "workload seconds late): use a smaller --time-scale."
+            f"workload seconds late): give it more time with {command} {_slower(time_scale):g}."
         )
     costs_s = {name: tally.mean_hops_s() for name, tally in tallies.items()}
     hops = ", ".join(

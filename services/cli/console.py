@@ -28,6 +28,14 @@ def stdout_console() -> Console:
     return Console(highlight=False)
 
 
+def counted(count: int, noun: str) -> str:
+    """Return `1 query`, `2,000 queries`."""
+    if count == 1:
+        return f"1 {noun}"
+    ends_in_y = noun.endswith("y") and noun[-2] not in "aeiou"
+    return f"{count:,} {noun[:-1] + 'ies' if ends_in_y else noun + 's'}"
+
+
 def shown_path(path: Path) -> str:
     """Return a path as a person types it here: relative where it lies below this folder."""
     here = Path.cwd()

@@ -13,6 +13,7 @@ from services.cli.caveats import scale_caveats
 from services.cli.console import (
     EXIT_FAILED,
     EXIT_INTERRUPTED,
+    counted,
     how_to_activate,
     print_json,
     stderr_console,
@@ -33,6 +34,7 @@ POLICIES = "hexgen-flow,vllm"
 # `hexflow tune` finds 0.01 to 0.04 on other seeds of this workload (11 to 13). The services start
 # at 0.1, which is too high for it, and leave the rest to the tuner; here nothing is tuned.
 TUNED_ALPHA = 0.01
+AGAIN = "hexflow demo --time-scale"
 ANECDOTE = "One seed is an anecdote, and round-robin is an easy opponent."
 MEANING = {
     "hexgen-flow": "scores instances by expected work; most urgent call first",
@@ -122,7 +124,7 @@ def introduce(
     console.print(f"[bold]The same workload through the whole mesh, under {num} policies[/bold]")
     tuned = ", tuned on other seeds" if plan.alpha == TUNED_ALPHA else ""
     facts = {
-        "workload": f"{plan.num_queries} Text-to-SQL queries, {num_calls:,} LLM calls",
+        "workload": f"Text-to-SQL: {counted(plan.num_queries, 'query')}, {num_calls:,} LLM calls",
         "arrivals": f"Poisson, {rate}: {plan.load:.0%} of the fleet's estimated capacity",
         "fleet": f"{plan.fleet}: {gpus}; simulated engines, a 70B model",
         "SLO": "a query's deadline: 3 to 10 times what it takes alone",
@@ -159,12 +161,13 @@ def _show(
         console.print(line)
     console.print()
     subtitle = (
-        f"{plan.num_queries} generated Text-to-SQL queries at {workload.rate_qps:.2f} queries/s on "
-        f"{plan.fleet}, simulated engines, time × {plan.time_scale:g}, seed {plan.seed}"
+        f"generated Text-to-SQL, {counted(plan.num_queries, 'query')} at "
+        f"{workload.rate_qps:.2f} queries/s on {plan.fleet}, simulated engines, "
+        f"time × {plan.time_scale:g}, seed {plan.seed}"
     )
     figure = plots.comparison_figure(tallies, subtitle)
     path = plots.save(figure, out, "demo.png")
-    for line in (*scale_caveats(tallies, plan.time_scale), ANECDOTE):
+    for line in (*scale_caveats(tallies, plan.time_scale, AGAIN), ANECDOTE):
         console.print(line, style="dim")
     console.print(f"\nPlot: [bold]{path}[/bold]\n", soft_wrap=True)
     console.print(next_steps())

@@ -14,6 +14,7 @@ from typing import Any
 
 import structlog
 
+from services.cli.ending import Ending
 from services.cli.real_engines import OpenEngine
 from services.cli.session import MeshAccess
 from services.cli.virtual_time import VirtualTimeLoop
@@ -50,6 +51,7 @@ from shared.scheduling.tuning import TuningRules
 READY_WITHIN_S = 30.0
 POLL_S = 0.02
 STOP_SLACK_S = 5.0
+LEAST_STOP_S = 0.5
 
 Serve = Callable[[asyncio.Event], Awaitable[None]]
 log = structlog.get_logger(__name__)
@@ -73,7 +75,8 @@ class EmbeddedParams:
     journal: Journal = unheard
     """Is told every decision of the tuner."""
     drain_s: float = 10.0
-    """Longest time running calls get to finish at the end, wall seconds."""
+    """Longest time running calls get to finish at the end, wall seconds; the whole end takes at
+    most about 5 s more."""
     open_engine: OpenEngine = SimulatedEngine.open
     """What runs an instance's calls."""
     agent: AgentParams | None = None
@@ -104,6 +107,8 @@ class EmbeddedMesh(MeshAccess):
     """Where its state store listens."""
     state_pid: int
     """Process id of its state store."""
+    ending: Ending
+    """How long its end may take, all services together."""
     services: dict[str, ServiceProbe] = field(default_factory=dict)
     engines: dict[str, SimulatedEngine] = field(default_factory=dict)
     """instance_id -> its simulated engine, to make it misbehave."""
@@ -154,7 +159,8 @@ async def open_mesh_on(
     """Run a mesh's services in this process on a given broker.
 
     Returns once every service is ready. At the end the dispatcher stops first, then the workers
-    hand back what waits and finish what runs, within the drain bound.
+    hand back what waits and finish what runs, all within one bound. Whoever leaves the block with
+    an error, or is cancelled, ends it at once.
     """
     topics = topics or Topics()
     await broker.create_topics(topics.specs())
@@ -170,6 +176,7 @@ async def open_mesh_on(
             params=params,
             state_url=redis.url,
             state_pid=redis.pid or 0,
+            ending=Ending(params.drain_s + STOP_SLACK_S),
         )
         await stack.enter_async_context(_workers(mesh, wrap(store)))
         if params.tunes:
@@ -182,6 +189,7 @@ async def open_mesh_on(
             gateway = serving_gateway(mesh, store, params.gateway, address, params.drain_s)
             await stack.enter_async_context(gateway)
         yield mesh
+        mesh.ending.begin()
 
 
 @asynccontextmanager
@@ -316,14 +324,13 @@ async def _serving(mesh: EmbeddedMesh, services: Mapping[str, Serve]) -> AsyncIt
             group.create_task(_run(serve, stop), name=name) for name, serve in services.items()
         ]
         await _ready({name: mesh.services[name].health for name in services})
-        try:
-            yield
-        finally:
-            stop.set()
-            _, late = await asyncio.wait(tasks, timeout=mesh.params.drain_s + STOP_SLACK_S)
-            for task in late:
-                log.warning("service_stopped_late", service=task.get_name())
-                task.cancel()
+        yield  # an error in the block ends the group, and so the services, without a drain
+        stop.set()
+        _, late = await asyncio.wait(tasks, timeout=max(LEAST_STOP_S, mesh.ending.left_s))
+        for task in late:
+            log.info("service_stopped_late", service=task.get_name())
+            mesh.ending.late.append(task.get_name())
+            task.cancel()
 
 
 async def _run(serve: Serve, stop: asyncio.Event) -> None:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from services.cli.console import stderr_console
+from services.cli.console import counted, stderr_console
 from services.cli.workload import generated
 from shared.errors import ConfigError
 from shared.simulation.traces import dump_authors_trace
@@ -36,4 +36,5 @@ def write(
     except OSError as exc:
         raise ConfigError(f"{output} cannot be written: {exc.strerror or exc}") from exc
     num_calls = sum(query.num_calls for query in queries)
-    stderr_console().print(f"{output}: {num} queries, {num_calls} calls")
+    size = f"{counted(len(queries), 'query')}, {counted(num_calls, 'call')}"
+    stderr_console().print(f"{output}: {size}")

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from services.cli.console import print_json, stderr_console
+from services.cli.console import counted, print_json, stderr_console
 from services.cli.options import JsonOption
 from services.cli.workload import read_file
 from shared.errors import ConfigError
@@ -139,11 +139,11 @@ def as_lines(summary: Summary) -> list[str]:
     """Return the summary for people."""
     rate = f", {summary.rate_qps:.4g} queries/s" if summary.rate_qps is not None else ""
     size = (
-        f"{summary.num_queries} queries, {summary.num_stages} stages, {summary.num_calls} calls "
-        f"over {summary.span_s:.6g} s{rate}"
+        f"{counted(summary.num_queries, 'query')}, {counted(summary.num_stages, 'stage')}, "
+        f"{counted(summary.num_calls, 'call')} over {summary.span_s:.6g} s{rate}"
     )
     lines = [
-        f"{summary.source}: {summary.kind}, {summary.num_rows} rows or spans",
+        f"{summary.source}: {summary.kind}, rows or spans: {summary.num_rows:,}",
         size,
         f"models: {_counts(summary.calls_by_model)}",
         f"tenants: {_counts(summary.queries_by_tenant)}",
@@ -160,7 +160,8 @@ def _problem_lines(summary: Summary) -> list[str]:
     problems = summary.problems
     if not problems:
         return []
-    lines = [f"unusable: {len(problems)}, which leaves {summary.incomplete_queries} queries short"]
+    short = counted(summary.incomplete_queries, "query")
+    lines = [f"unusable: {len(problems)}, which leaves {short} short"]
     lines += [f"  {one.place}: {one.reason}" for one in problems[:SHOWN_PROBLEMS]]
     if len(problems) > SHOWN_PROBLEMS:
         lines.append(f"  and {len(problems) - SHOWN_PROBLEMS} more (all of them with --json)")

@@ -18,7 +18,8 @@ from pathlib import Path
 
 import msgspec
 
-from services.cli.remote import connect
+from services.cli.ending import Ending
+from services.cli.remote import NAMED_BY_OPTION, connect
 from services.cli.session import MeshAccess
 from shared.adapters.clock import SystemClock
 from shared.adapters.local_process import LOOPBACK, LocalProcess, free_port
@@ -31,7 +32,8 @@ from shared.scheduling.policies import DEFAULT_POLICY
 from shared.simulation.fleets import dump_fleet
 
 READY_WITHIN_S = 60.0
-STOP_GRACE_S = 20.0
+STOP_WITHIN_S = 25.0
+AT_ONCE_S = 2.0
 PROBE_TIMEOUT_S = 2.0
 
 
@@ -103,7 +105,13 @@ class ProcessMesh(MeshAccess):
 
     def stop_services(self) -> None:
         """Stop every process in order: dispatchers first, workers last; blocks."""
-        _stop_all(list(self.processes.values()))
+        _stop_all(list(self.processes.values()), STOP_WITHIN_S)
+
+    def stop_at_once(self) -> None:
+        """Stop every process, all at the same time and with little patience; blocks."""
+        processes = list(self.processes.values())
+        with ThreadPoolExecutor(max_workers=max(1, len(processes))) as pool:
+            list(pool.map(lambda one: one.stop(AT_ONCE_S), processes))
 
 
 @asynccontextmanager
@@ -126,7 +134,7 @@ async def open_processes(
         TransientError: A service did not become ready; the message has the end of its log.
     """
     folder = log_dir or Path(tempfile.mkdtemp(prefix="hexflow-logs-"))
-    async with connect(settings, "hexflow-up") as broker:
+    async with connect(settings, "hexflow-up", remedy=NAMED_BY_OPTION) as broker:
         async with RedisStore.open(redis_params(settings)):
             pass  # better told here than by the log of a worker that did not start
         topics = settings.topics.topics()
@@ -143,8 +151,9 @@ async def open_processes(
                 _start(mesh, settings, params, command)
             await asyncio.to_thread(_wait_ready, mesh)
             yield mesh
-        finally:
             await asyncio.to_thread(mesh.stop_services)
+        finally:  # after a cancellation: whoever stops twice does not want to wait
+            await asyncio.to_thread(mesh.stop_at_once)
 
 
 class ServiceCommand(msgspec.Struct, frozen=True, kw_only=True):
@@ -267,9 +276,17 @@ def _get(port: int, path: str) -> str:
         return str(answer.read().decode())
 
 
-def _stop_all(processes: Sequence[LocalProcess]) -> None:
-    """Stop gateway and dispatchers first, workers last, those of one kind at the same time."""
+def _stop_all(processes: Sequence[LocalProcess], bound_s: float) -> None:
+    """Stop gateway and dispatchers first, workers last, those of one kind at the same time.
+
+    Args:
+        processes: All of them.
+        bound_s: Longest time for all kinds together, wall seconds; then they are killed.
+    """
+    ending = Ending(bound_s)
+    ending.begin()
     with ThreadPoolExecutor(max_workers=max(1, len(processes))) as pool:
         for kind in ("gateway", "dispatcher", "tuner", "worker"):
             chosen = [one for one in processes if one.name.startswith(kind)]
-            list(pool.map(lambda one: one.stop(STOP_GRACE_S), chosen))
+            grace_s = max(AT_ONCE_S, ending.left_s)
+            list(pool.map(partial(LocalProcess.stop, grace_s=grace_s), chosen))

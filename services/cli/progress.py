@@ -106,7 +106,7 @@ async def warn_when_stalled(console: Console, tally: Tally, quiet_s: float) -> N
         num_open = tally.calls["submitted"] - num
         if num == seen and num_open > 0:
             console.print(
-                f"no outcome for {quiet_s:g} s while {num_open} calls are open: is a dispatcher "
+                f"no outcome for {quiet_s:g} s while calls are open ({num_open}): is a dispatcher "
                 "running on this Kafka, and a worker?",
                 style="yellow",
             )

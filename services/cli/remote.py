@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
 import msgspec
@@ -20,6 +20,8 @@ from shared.runtime.connections import kafka_params
 from shared.runtime.settings import MeshSettings
 
 STALE_AFTER_S = 30.0
+NAMED_BY_OPTION = "name another with --kafka HOST:PORT"
+NAMED_BY_OPTION_OR_VARIABLE = f"{NAMED_BY_OPTION} or HEXFLOW_KAFKA__BOOTSTRAP_SERVERS"
 SCALE_TOLERANCE = 0.01
 
 
@@ -44,14 +46,26 @@ class RemoteMesh(MeshAccess):
 
 
 @asynccontextmanager
-async def connect(settings: MeshSettings, client_id: str) -> AsyncIterator[Broker]:
+async def connect(
+    settings: MeshSettings, client_id: str, *, remedy: str = ""
+) -> AsyncIterator[Broker]:
     """Open the broker that the settings name.
+
+    Args:
+        settings: Where it is.
+        client_id: Name under which its logs know the command.
+        remedy: What to do when it does not answer; empty: the caller says so.
 
     Raises:
         BrokerUnavailable: It does not answer.
         ConfigError: It refuses the credentials.
     """
-    async with KafkaBroker.open(kafka_params(settings, client_id)) as broker:
+    async with AsyncExitStack() as stack:
+        opening = KafkaBroker.open(kafka_params(settings, client_id))
+        try:
+            broker = await stack.enter_async_context(opening)
+        except BrokerUnavailable as exc:
+            raise BrokerUnavailable(f"{exc}; {remedy}" if remedy else str(exc)) from exc
         yield broker
 
 
@@ -127,7 +141,7 @@ async def open_remote(
     """
     address = settings.kafka.bootstrap_servers
     topics = settings.topics.topics()
-    async with connect(settings, "hexflow-producer") as broker:
+    async with connect(settings, "hexflow-producer", remedy=NAMED_BY_OPTION) as broker:
         try:
             instances = await live_instances(broker, topics, time.time())
         except UnknownTopic as exc:

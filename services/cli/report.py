@@ -103,6 +103,12 @@ def comparison_table(runs: Mapping[str, Tally]) -> Table:
     """Return policies side by side; the last column is the last policy's value over the first's."""
     names = list(runs)
     table = Table(title="the same queries under each policy", title_justify="left")
+    table.caption = (
+        "P50, P95, P99: less is better. Within SLO, goodput: more is better. The last column is "
+        f"{names[-1]} divided by {names[0]}: 2.00 at P95 means that {names[-1]} takes twice as "
+        "long."
+    )
+    table.caption_justify = "left"
     table.add_column("")
     for name in names:
         table.add_column(name, justify="right")

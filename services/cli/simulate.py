@@ -7,7 +7,7 @@ import msgspec
 import typer
 from rich.table import Table
 
-from services.cli.console import print_json, stdout_console
+from services.cli.console import counted, print_json, stdout_console
 from services.cli.lab import options
 from services.cli.lab.bench import RECORDED, Workbench, recorded_qps
 from services.cli.lab.gantt import gantt_figure, stage_names
@@ -227,8 +227,8 @@ def summary_table(one: Simulated) -> Table:
             "arrivals",
             f"{cell.setting.arrivals}, {cell.rate_qps:.3g} queries/s ({load})",
         ),
-        ("simulated", f"{one.num_queries:,} queries, {one.num_calls:,} calls"),
-        ("measured", f"{found.num_queries:,} queries, {found.completed:.1%} answered"),
+        ("simulated", f"{counted(one.num_queries, 'query')}, {counted(one.num_calls, 'call')}"),
+        ("measured", f"{counted(found.num_queries, 'query')}, {found.completed:.1%} answered"),
         ("P50 / P95 / P99", " / ".join(map(seconds, (found.p50_s, found.p95_s, found.p99_s)))),
         ("within SLO", f"{found.attainment:.1%}"),
         ("goodput", f"{found.goodput_qps:.3g} queries/s within SLO"),

@@ -8,11 +8,11 @@ import msgspec
 import typer
 from rich.table import Table
 
-from services.cli.console import EXIT_FAILED, print_json, stderr_console, stdout_console
+from services.cli.console import EXIT_FAILED, counted, print_json, stderr_console, stdout_console
 from services.cli.interrupts import run_until_stopped
 from services.cli.options import JsonOption, KafkaOption, configure_logs, mesh_settings
 from services.cli.prune import Departed, prune
-from services.cli.remote import connect
+from services.cli.remote import NAMED_BY_OPTION_OR_VARIABLE, connect
 from shared.contracts.topics import INSTANCE_PREFIX, Topics, TopicSpec
 from shared.ports import Broker
 
@@ -140,7 +140,9 @@ def advice(address: str, findings: Sequence[Finding]) -> list[str]:
         for problem in finding.problems
     ]
     if num_missing:
-        lines.append(f"{num_missing} topics are missing: run hexflow topics --kafka {address}")
+        are = "is" if num_missing == 1 else "are"
+        missing = f"{counted(num_missing, 'topic')} {are} missing"
+        lines.append(f"{missing}: run hexflow topics --kafka {address}")
     return lines
 
 
@@ -193,7 +195,9 @@ def topics(
 
     async def main(_: asyncio.Event) -> tuple[list[Departed], list[Finding]]:
         names = settings.topics.topics()
-        async with connect(settings, "hexflow-topics") as broker:
+        async with connect(
+            settings, "hexflow-topics", remedy=NAMED_BY_OPTION_OR_VARIABLE
+        ) as broker:
             gone = await prune(broker, names) if remove_gone and not check else []
             return gone, await examine(broker, names, create=not check)
 

@@ -13,8 +13,15 @@ import typer
 from rich.console import Console, Group
 from rich.live import Live
 
-from services.cli.console import stderr_console
-from services.cli.embedded import EmbeddedParams, gateway_params, open_embedded, open_mesh_on
+from services.cli.console import counted, stderr_console
+from services.cli.driver import CANCEL_WAIT_S
+from services.cli.embedded import (
+    EmbeddedMesh,
+    EmbeddedParams,
+    gateway_params,
+    open_embedded,
+    open_mesh_on,
+)
 from services.cli.gateway_options import GatewayOption, PortOption, gateway_text, port_of
 from services.cli.interrupts import run_until_stopped
 from services.cli.options import (
@@ -26,7 +33,7 @@ from services.cli.options import (
     configure_logs,
     mesh_settings,
 )
-from services.cli.processes import ProcessesParams, ProcessMesh, open_processes
+from services.cli.processes import STOP_WITHIN_S, ProcessesParams, ProcessMesh, open_processes
 from services.cli.producer_sample import sample_producer
 from services.cli.progress import status_text
 from services.cli.real_engines import (
@@ -40,12 +47,8 @@ from services.cli.real_engines import (
 )
 from services.cli.session import MeshAccess, drive, new_run_id
 from services.cli.tally import Tally
-from services.cli.text2sql.mesh import (
-    AgentDatabasesOption,
-    agent_of_fleet,
-    agent_text,
-    databases_named,
-)
+from services.cli.text2sql.databases import check_databases, databases_named
+from services.cli.text2sql.mesh import AgentDatabasesOption, agent_of_fleet, agent_text
 from services.cli.watch import MeshWatch, watch_line, watch_table, watching
 from services.cli.workload import WorkloadParams, build_workload
 from shared.adapters.clock import SystemClock
@@ -126,12 +129,12 @@ async def up(plan: UpPlan, console: Console, stop: asyncio.Event) -> None:
             if isinstance(access, ProcessMesh):
                 group.create_task(_report_ended(console, access, stop), name="processes")
             group.create_task(_view(console, watch, tally, stop), name="view")
-        console.print(
-            "draining: running calls finish, waiting ones are handed back"
-            + ("; queries of --rate are cancelled" if plan.rate_qps > 0 else ""),
-            style="dim",
-        )
+            leaving = _say_draining(console, watch, _longest_end_s(plan, access), stop)
+            group.create_task(leaving, name="leaving")
     console.print(watch_line(watch), soft_wrap=True)
+    if isinstance(access, EmbeddedMesh) and access.ending.late:
+        late = ", ".join(access.ending.late)
+        console.print(f"cut off after {access.ending.bound_s:g} s: {late}", style="yellow")
 
 
 @asynccontextmanager
@@ -160,7 +163,7 @@ async def _open(plan: UpPlan, engines: Fleet, console: Console) -> AsyncIterator
             )
             processes = await stack.enter_async_context(open_processes(plan.settings, many))
             address = plan.settings.kafka.bootstrap_servers
-            console.print(f"{len(processes.pids)} service processes on Kafka {address}")
+            console.print(f"service processes on Kafka {address}: {len(processes.pids)}")
             console.print(f"logs: {processes.log_dir}", soft_wrap=True)
             for name, pid in processes.pids.items():
                 console.print(f"  {name:<24} pid {pid}")
@@ -240,7 +243,7 @@ async def _view(console: Console, watch: MeshWatch, tally: Tally, stop: asyncio.
         while not await _stopped_within(LINE_EVERY_S, stop):
             console.print(_status(watch, tally), soft_wrap=True)
         return
-    console.print("Ctrl-C drains and ends it.\n", style="dim")
+    console.print("Ctrl-C drains and ends it; a second one ends it at once.\n", style="dim")
     with Live(console=console, auto_refresh=False) as live:
         while True:
             live.update(Group(watch_table(watch), _status(watch, tally)), refresh=True)
@@ -264,6 +267,25 @@ def _status(watch: MeshWatch, tally: Tally) -> str:
     if tally.queries["submitted"]:
         line = f"queries: {status_text(tally)}\n{line}"
     return line
+
+
+def _longest_end_s(plan: UpPlan, access: MeshAccess) -> float:
+    """Return how long the end takes at most, wall seconds: first the load's, then the mesh's."""
+    bound_s = access.ending.bound_s if isinstance(access, EmbeddedMesh) else STOP_WITHIN_S
+    return bound_s + (CANCEL_WAIT_S if plan.rate_qps > 0 else 0.0)
+
+
+async def _say_draining(
+    console: Console, watch: MeshWatch, longest_s: float, stop: asyncio.Event
+) -> None:
+    """Say, once it is to end, what is left to do and how long that may take."""
+    await stop.wait()
+    num_calls = watch.num_running + watch.num_waiting
+    console.print(
+        f"draining {counted(num_calls, 'call')}, up to {longest_s:.0f} s: running ones finish, "
+        "waiting ones are handed back",
+        style="dim",
+    )
 
 
 async def _stopped_within(wall_s: float, stop: asyncio.Event) -> bool:
@@ -351,4 +373,5 @@ def command(
     if plan.engines is not None and time_scale != 1:
         raise ConfigError("real engines run in real time: --time-scale goes with simulated ones")
     make_policy(plan.policy, plan.alpha)
+    check_databases(plan.databases)
     run_until_stopped(lambda stop: up(plan, stderr_console(), stop))

@@ -139,7 +139,7 @@ class UpstreamClient:
                 text = await self._get(path, self._params.max_line_bytes)
                 return json.loads(text)
         except (TimeoutError, aiohttp.ClientError, OSError, ValueError) as exc:
-            raise GenerationFailed(f"{self._params.url}{path}: {_name(exc)}") from exc
+            raise GenerationFailed(f"{self._params.endpoint(path)}: {_name(exc)}") from exc
 
     async def load(self) -> ServerLoad | None:
         """Return what its metrics say; None where it has none, or does not answer."""

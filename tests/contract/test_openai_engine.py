@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from shared.adapters.clock import SystemClock
+from shared.adapters.local_process import free_port
 from shared.adapters.openai_engine import OpenAIEngine
 from shared.adapters.openai_params import OpenAIParams
 from shared.contracts.messages import BoundCall
@@ -344,6 +345,18 @@ async def test_a_missing_model_is_a_configuration_error(server: FakeServer):
     with pytest.raises(ConfigError, match="small"):
         async with opened(server, model="large"):
             pass
+
+
+async def test_an_address_with_v1_is_told_as_it_is_asked():
+    """The error names the very address that was asked, whatever form the user gave."""
+    address = f"http://127.0.0.1:{free_port()}"
+    for url in (address, f"{address}/v1", f"{address}/v1/"):
+        params = OpenAIParams(url=url, **QUICK)
+        with pytest.raises(TransientError) as told:
+            async with OpenAIEngine.open(SPEC, params, SystemClock()):
+                pass
+        assert f"{address}/v1/models: " in str(told.value)
+        assert "/v1/v1" not in str(told.value)
 
 
 async def test_a_server_that_never_answers_is_told_at_the_start():

@@ -143,6 +143,11 @@ def test_replay_of_a_trace_drives_every_call_of_it(
         (["replay", "--generate", "natural", "--kafka", "h:1", "--embedded"], "exclude"),
         (["up", "--kafka", "127.0.0.1:1"], "--redis"),
         (["up", "--policy", "best"], "hexgen-flow"),
+        (["up", "--policy", "hexgenflow"], "did you mean hexgen-flow?"),
+        (["up", "--fleet", "hetero1"], "did you mean 'hetero-1'?"),
+        (["up", "--db", "leage"], "did you mean league?"),
+        (["simulate", "--generate", "natural", "--policy", "vllmm"], "did you mean vllm?"),
+        (["demo", "--policies", "edf,rr-pq"], "did you mean rr+pq?"),
         (["demo", "--policies", "hexgen-flow,best"], "best"),
         (["demo", "--load", "0"], "--load"),
         (["generate", "--num", "0"], "at least 1"),
@@ -180,8 +185,17 @@ def test_an_unreachable_broker_is_one_clear_message(
     code, out, err = hexflow(capsys, command, "--kafka", address, *extra)
     assert code == 1
     assert address in err
+    assert "--kafka HOST:PORT" in err
+    assert ("HEXFLOW_KAFKA__BOOTSTRAP_SERVERS" in err) == (command == "topics")
     assert out == ""
     assert "Traceback" not in err
+
+
+def test_the_version_is_an_option_too(capsys: pytest.CaptureFixture[str]):
+    """`--version` prints what `version` prints."""
+    code, out, _ = hexflow(capsys, "--version")
+    assert (code, hexflow(capsys, "version")[1]) == (0, out)
+    assert out.strip()[0].isdigit()
 
 
 def test_demo_compares_two_policies(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

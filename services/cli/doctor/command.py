@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from services.cli.console import EXIT_FAILED, print_json, stderr_console, stdout_console
+from services.cli.console import EXIT_FAILED, counted, print_json, stderr_console, stdout_console
 from services.cli.doctor.examination import examine
 from services.cli.doctor.findings import Finding, diagnose, is_heard
 from services.cli.doctor.snapshot import Snapshot
@@ -60,8 +60,9 @@ def summary(seen: Snapshot) -> str:
     running = sum(view.last.num_running for view in heard)
     lag = sum(view.last_lag for view in seen.partitions)
     return (
-        f"Kafka {seen.address}, prefix {seen.prefix!r}: {len(heard)} instances at work, "
-        f"{waiting} calls waiting, {running} running, {lag} records unfinished"
+        f"Kafka {seen.address}, prefix {seen.prefix!r}: {counted(len(heard), 'instance')} at "
+        f"work, {counted(waiting, 'call')} waiting, {running} running, "
+        f"{counted(lag, 'record')} unfinished"
     )
 
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
+from services.cli.console import counted
 from services.cli.doctor.snapshot import InstanceView, PartitionView, Snapshot
 from shared.scheduling.outliers import OutlierRules, is_stalled
 
@@ -80,7 +81,8 @@ def _redis(seen: Snapshot) -> Iterator[Finding]:
         yield Finding(
             problem="redis-mismatch",
             subject="Redis",
-            detail=f"{waiting} calls wait at instances, yet no key begins with {redis.prefix!r}",
+            detail=f"{counted(waiting, 'call')} in the queues of instances, yet no key begins with "
+            f"{redis.prefix!r}",
             advice="the workers use another Redis, database or HEXFLOW_REDIS__KEY_PREFIX: give "
             "the doctor and every service the same",
         )
@@ -100,7 +102,7 @@ def _topics(seen: Snapshot) -> Iterator[Finding]:
         yield Finding(
             problem="topic-missing",
             subject=", ".join(missing[:3]) + (", ..." if len(missing) > 3 else ""),
-            detail=f"{len(missing)} of {len(seen.topics)} topics do not exist",
+            detail=f"not there: {len(missing)} of {counted(len(seen.topics), 'topic')}",
             advice=f"run hexflow topics --kafka {seen.address}",
         )
     for one in seen.topics:
@@ -151,7 +153,7 @@ def _instance(instance_id: str, view: InstanceView) -> Iterator[Finding]:
         yield Finding(
             problem="engine-unready",
             subject=subject,
-            detail=f"{state.num_waiting} calls wait and its engine runs none",
+            detail=f"{counted(state.num_waiting, 'call')} in its queue, and its engine runs none",
             advice="its engine is dead, hangs or refuses calls: look at its worker's log, at its "
             "metrics, and whether the worker reaches Redis; restart the worker",
         )
@@ -174,7 +176,7 @@ def _engine(subject: str, view: InstanceView) -> Iterator[Finding]:
         yield Finding(
             problem="engine-failing",
             subject=subject,
-            detail=f"its engine failed {state.failures_in_a_row} calls in a row",
+            detail=f"its engine failed {counted(state.failures_in_a_row, 'call')} in a row",
             advice="look at its worker's log for what the engine says; until a call succeeds there "
             "it gets one at a time, to be tried",
         )
@@ -184,8 +186,8 @@ def _engine(subject: str, view: InstanceView) -> Iterator[Finding]:
         yield Finding(
             problem="engine-stalled",
             subject=subject,
-            detail=f"{state.num_running} calls run, and none had a token for "
-            f"{state.stalled_s:.0f} s of workload time",
+            detail=f"no token for {state.stalled_s:.0f} s of workload time, with "
+            f"{counted(state.num_running, 'call')} in its engine",
             advice="its engine hangs: restart the worker; what it holds goes to others, and it "
             "gets nothing new meanwhile",
         )
@@ -223,8 +225,9 @@ def _readers(seen: Snapshot) -> Iterator[Finding]:
             yield Finding(
                 problem="lag-grows",
                 subject=service,
-                detail=f"{sum(view.last_lag for view in late):,} records of {late[0].topic} wait, "
-                f"the oldest for {max(view.oldest_s for view in late):.0f} s, and they grow",
+                detail=f"{counted(sum(view.last_lag for view in late), 'record')} of "
+                f"{late[0].topic} behind, the oldest for "
+                f"{max(view.oldest_s for view in late):.0f} s, and growing",
                 advice="more is asked for than is done: add instances (or dispatchers), or let "
                 "producers ask for less",
             )
@@ -252,9 +255,10 @@ def _stuck(service: str, stuck: Sequence[PartitionView], watched_s: float) -> Fi
     return Finding(
         problem="reader-stuck",
         subject=service,
-        detail=f"{sum(view.last_lag for view in stuck):,} records wait on {stuck[0].topic} "
-        f"(partition {numbers}), the oldest for {max(view.oldest_s for view in stuck):.0f} s, and "
-        f"nothing was committed for {watched_s:g} s",
+        detail=f"{counted(sum(view.last_lag for view in stuck), 'record')} unread on "
+        f"{stuck[0].topic} (partition {numbers}), the oldest for "
+        f"{max(view.oldest_s for view in stuck):.0f} s, and nothing was committed for "
+        f"{watched_s:g} s",
         advice="is it running, on this Kafka and prefix? If so, look at its /live probe and log, "
         "and restart it: nothing is lost by that",
     )
@@ -266,8 +270,8 @@ def _forgotten(service: str, views: Sequence[PartitionView]) -> Iterator[Finding
         yield Finding(
             problem="retention-too-short",
             subject=lost[0].topic,
-            detail=f"{sum(view.num_forgotten for view in lost):,} records were deleted before "
-            f"{service} had handed them on",
+            detail=f"deleted before {service} had handed them on: "
+            f"{counted(sum(view.num_forgotten for view in lost), 'record')}",
             advice="raise HEXFLOW_TOPICS__RETENTION_S above the longest SLO plus an outage, then "
             "run hexflow topics for what to alter; producers must submit those calls again",
         )

@@ -20,8 +20,15 @@ from services.cli.options import (
     mesh_settings,
 )
 from services.cli.real_engines import EngineOption, OpenAIOption, choice_of
-from services.cli.text2sql.mesh import AgentPlan, database_named, is_plain_name, open_agent_mesh
-from services.cli.text2sql.shown import result_json, rows_table, show_event, time_table
+from services.cli.text2sql.databases import database_named, is_plain_name
+from services.cli.text2sql.mesh import AgentPlan, open_agent_mesh
+from services.cli.text2sql.shown import (
+    closing_text,
+    result_json,
+    rows_table,
+    show_event,
+    time_table,
+)
 from services.text2sql.recording import trace_of
 from shared.contracts.messages import QueryRequest, QueryResult
 from shared.contracts.query_events import QueryEvent
@@ -129,12 +136,12 @@ def command(
     result = run_until_stopped(lambda _: ask(plan, stderr_console()), is_graceful=False)
     if trace is not None:
         trace.write_text(dump_trace(trace_of([result])), encoding="utf-8")
-    _show(result, json=json)
+    _show(result, json=json, is_small=openai is None and kafka is None)
     if result.kind != "completed":
         raise typer.Exit(EXIT_FAILED)
 
 
-def _show(result: QueryResult, *, json: bool) -> None:
+def _show(result: QueryResult, *, json: bool, is_small: bool) -> None:
     if json:
         print_json(result_json(result))
         return
@@ -142,8 +149,8 @@ def _show(result: QueryResult, *, json: bool) -> None:
     if result.kind == "completed":
         out.print(Text(result.sql))
         out.print(rows_table(result))
-    else:
-        notes.print(Text(f"{result.kind} ({result.reason}): {result.detail}", style="red"))
     if result.detail and result.kind == "completed":
         notes.print(Text(result.detail), style="yellow")
     notes.print(time_table(result))
+    if result.kind != "completed":
+        notes.print(Text(closing_text(result, is_small=is_small), style="red"))

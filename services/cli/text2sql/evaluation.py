@@ -18,7 +18,8 @@ from services.cli.interrupts import run_until_stopped
 from services.cli.options import JsonOption, VerboseOption, configure_logs
 from services.cli.real_engines import EngineOption, OpenAIOption, choice_of
 from services.cli.text2sql.ask import TraceOption
-from services.cli.text2sql.mesh import AgentPlan, database_named, open_agent_mesh, unseen
+from services.cli.text2sql.databases import database_named
+from services.cli.text2sql.mesh import AgentPlan, open_agent_mesh, unseen
 from services.cli.text2sql.scoring import Score, same_rows, summary
 from services.text2sql.recording import trace_of
 from services.text2sql.samples.writing import (

@@ -5,12 +5,10 @@ The only module of the command line that runs the agent.
 
 import asyncio
 import contextlib
-import os
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Annotated
 
 import msgspec
@@ -21,29 +19,30 @@ from services.cli.embedded import EmbeddedParams, open_embedded
 from services.cli.real_engines import EngineChoice, Fleet, OpenEngine, open_real
 from services.cli.remote import open_remote
 from services.cli.session import MeshAccess
+from services.cli.text2sql.databases import check_databases
 from services.cli.workload import load_fleet
 from services.text2sql.answering import Answering
 from services.text2sql.desk import open_desk
 from services.text2sql.params import AgentParams
-from services.text2sql.samples.writing import SAMPLES, Question, sample_file
+from services.text2sql.samples.writing import Question
 from services.text2sql.scripted.engine import ScriptedEngine
 from services.text2sql.scripted.model import ScriptedModel
-from services.text2sql.sql.drivers import Limits, open_driver
-from shared.adapters.local_kafka import default_cache_dir
 from shared.adapters.redis_store import RedisParams, RedisStore
 from shared.contracts.messages import QueryRequest, QueryResult
 from shared.contracts.query_events import QueryEvent, decode_event
 from shared.contracts.topics import QUERY_RESULTS, STAGE_RESULTS
 from shared.domain.instance import InstanceSpec
+from shared.errors import ConfigError
 from shared.ports import Clock, Engine, StateStore
 from shared.runtime.connections import redis_params
 from shared.runtime.settings import MeshSettings
-from shared.sdk import open_producer, open_questions
+from shared.sdk import agents_of, open_producer, open_questions, refusal_of
 
 MAX_SCHEMA_TOKENS = 3_000
 PROMPT_ROOM_TOKENS = 1_100
 SCRIPTED_FLEET = "hetero-1"
 CANCEL_WITHIN_S = 2.0
+BESIDE_DRAIN_S = 5.0
 TOMBSTONE_S = 60.0
 
 
@@ -105,6 +104,7 @@ async def open_agent_mesh(plan: AgentPlan, console: Console) -> AsyncIterator[As
         ConfigError: A database, model or file cannot be used.
         MeshError: The mesh cannot be reached.
     """
+    await asyncio.to_thread(check_databases, plan.databases)  # before what takes long
     async with AsyncExitStack() as stack:
         if plan.settings is None:
             access, store = await _embedded(plan, console, stack)
@@ -115,7 +115,7 @@ async def open_agent_mesh(plan: AgentPlan, console: Console) -> AsyncIterator[As
         if plan.databases:
             yield await _asking_here(remote, _params(plan, remote.fleet), stack)
         else:
-            yield await _asking_agents(remote, store, stack)
+            yield checked(await _asking_agents(remote, store, stack), store)
 
 
 def _params(plan: AgentPlan, fleet: Sequence[InstanceSpec]) -> AgentParams:
@@ -178,6 +178,18 @@ async def _asking_agents(
             raise
 
     return ask
+
+
+def checked(ask: AskFunction, store: StateStore) -> AskFunction:
+    """Return what refuses a question that none of the mesh's agents could answer."""
+
+    async def asking(request: QueryRequest, show: Show) -> QueryResult:
+        refusal = refusal_of(request, (await agents_of(store)).values())
+        if refusal is not None:
+            raise ConfigError(refusal.text)
+        return await ask(request, show)
+
+    return asking
 
 
 async def _asking_here(
@@ -271,7 +283,8 @@ def agent_of_fleet(databases: dict[str, str], fleet: Fleet) -> AgentParams | Non
     """Return how an agent beside a fleet behaves; None: there is no database to ask."""
     if not databases:
         return None
-    return agent_params(databases, fleet.specs, is_real=fleet.is_real)
+    params = agent_params(databases, fleet.specs, is_real=fleet.is_real)
+    return replace(params, drain_s=BESIDE_DRAIN_S)
 
 
 def _pool(fleet: Sequence[InstanceSpec], model: str) -> list[InstanceSpec]:
@@ -286,45 +299,6 @@ def _schema_tokens(fleet: Sequence[InstanceSpec], model: str) -> int:
 
 def _offers_structure(fleet: Sequence[InstanceSpec], model: str) -> bool:
     return all("structured_output" in spec.features for spec in _pool(fleet, model))
-
-
-def database_named(text: str) -> tuple[str, str]:
-    """Return name and address of a database: a sample's name, a SQLite file, or an address.
-
-    A sample is generated into the cache folder when it is not there yet.
-
-    Raises:
-        ConfigError: It is no address of a database that is supported, or there is no such file.
-    """
-    if text in SAMPLES:
-        return text, sample_file(text, default_cache_dir(os.environ) / "samples")
-    path = Path(text)
-    is_file = "://" not in text and path.suffix in (".db", ".sqlite", ".sqlite3")
-    name, url = (path.stem, f"sqlite:///{path}") if is_file else ("database", text)
-    open_driver(url, Limits()).engine.dispose()  # tells what is wrong before anything is started
-    return name, url
-
-
-def is_plain_name(text: str) -> bool:
-    """Return whether a text is neither a sample, nor a file, nor an address."""
-    return text not in SAMPLES and text.replace("-", "").replace("_", "").isalnum()
-
-
-def databases_named(texts: Sequence[str]) -> dict[str, str]:
-    """Return databases by name: each text is what `database_named` takes, or NAME=ADDRESS.
-
-    Raises:
-        ConfigError: One of them cannot be used.
-    """
-    found: dict[str, str] = {}
-    for text in texts:
-        given, is_named, address = text.partition("=")
-        if is_named and is_plain_name(given):
-            found[given] = database_named(address)[1]
-        else:
-            name, url = database_named(text)
-            found[name] = url
-    return found
 
 
 def agent_text(databases: dict[str, str], engines: Fleet) -> str:

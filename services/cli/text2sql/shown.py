@@ -64,6 +64,34 @@ def time_table(result: QueryResult) -> Table:
     return table
 
 
+def closing_text(result: QueryResult, *, is_small: bool) -> str:
+    """Return one sentence: why a question has no answer, and what to do.
+
+    Args:
+        result: How it ended.
+        is_small: Whether the small model of the development machine was asked.
+    """
+    written = [one for one in result.attempts if one.sql]
+    num = len(written)
+    if result.kind == "evicted":
+        happened = f"the deadline of {result.slo_s:g} s came before any statement had run"
+        remedy = "give it longer with --slo SECONDS"
+        return f"No answer: {happened}; {remedy}, or ask a faster model with --openai URL."
+    if result.kind != "unanswered":
+        return f"No answer: the question ended {result.kind} ({result.detail or result.reason})."
+    if num == 0:
+        happened = "the model wrote no SQL statement"
+    else:
+        last = f": {written[-1].detail}" if written[-1].detail else ""
+        ran = "the one statement that the model wrote did not run"
+        many = f"none of the {num} statements that the model wrote ran; the last"
+        happened = f"{ran if num == 1 else many}{last}"
+    remedy = "ask a stronger one, or say more with --hint"
+    if is_small:
+        remedy = "it is a very small one, so ask a stronger one with --openai URL"
+    return f"No answer: {happened}; {remedy}."
+
+
 def latency_s(result: QueryResult) -> float:
     """Return the time from a question's arrival to its end, seconds."""
     return result.finished_at_s - result.arrival_s

@@ -34,6 +34,14 @@ def test_a_machine_too_busy_is_said_first():
     assert "5.1 workload seconds late" in first
 
 
+def test_a_busy_machine_gets_a_command_that_gives_it_time():
+    """What is advised can be typed as it stands, and never asks for less than real time."""
+    (first, _) = scale_caveats({"": tally(late_s=50.0)}, 12.0, "hexflow demo --time-scale")
+    assert "hexflow demo --time-scale 6." in first
+    (first, _) = scale_caveats({"": tally(late_s=50.0)}, 1.5)
+    assert "--time-scale 1." in first
+
+
 def test_a_run_without_outcomes_has_no_cost_to_tell():
     """Nothing travelled to the end: no sentence, and no number that is none."""
     assert scale_caveats({"": Tally()}, 10.0) == []

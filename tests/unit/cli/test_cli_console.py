@@ -4,7 +4,7 @@ import errno
 
 import pytest
 
-from services.cli.console import EXIT_FAILED, EXIT_INTERRUPTED, exit_code_for
+from services.cli.console import EXIT_FAILED, EXIT_INTERRUPTED, counted, exit_code_for
 
 
 def test_an_interrupt_inside_an_import_is_an_interrupt(capsys: pytest.CaptureFixture[str]):
@@ -21,3 +21,19 @@ def test_output_that_cannot_be_written_is_told(capsys: pytest.CaptureFixture[str
     assert exit_code_for(OSError(errno.ENOSPC, "No space left on device")) == EXIT_FAILED
     assert "cannot be written: No space left on device" in capsys.readouterr().err
     assert exit_code_for(OSError(errno.EINVAL, "Invalid argument")) is None
+
+
+@pytest.mark.parametrize(
+    ("count", "noun", "text"),
+    [
+        (1, "query", "1 query"),
+        (0, "query", "0 queries"),
+        (2_000, "query", "2,000 queries"),
+        (1, "call", "1 call"),
+        (3, "call", "3 calls"),
+        (2, "day", "2 days"),
+    ],
+)
+def test_things_are_counted_as_people_do(count: int, noun: str, text: str):
+    """One is singular, everything else plural."""
+    assert counted(count, noun) == text

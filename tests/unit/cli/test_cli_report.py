@@ -119,6 +119,13 @@ def test_comparison_divides_the_last_by_the_first():
     assert "2.00" in text
 
 
+def test_a_comparison_says_which_way_is_better():
+    """Neither a ratio nor an arrow has to be guessed at."""
+    text = " ".join(shown(comparison_table({"one": tally_of(5.0), "two": tally_of(10.0)})).split())
+    assert "P50, P95, P99: less is better. Within SLO, goodput: more is better." in text
+    assert "two divided by one: 2.00 at P95 means that two takes twice as long." in text
+
+
 def test_bars_grow_with_the_time():
     """The slower policy has the longer bar; without completed queries there is no chart."""
     lines = quantile_bars({"fast": tally_of(5.0), "slow": tally_of(10.0)})
