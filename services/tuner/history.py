@@ -5,9 +5,10 @@ shapes as they were published, speeds as dispatchers believed them, and the spee
 really had. So nothing that is published makes older queries worthless as evidence.
 """
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable, Mapping, Sequence
 
-from shared.contracts.messages import AlphaUpdate, ControlMessage, WorkflowProfile
+from shared.contracts.messages import AlphaUpdate, ControlMessage, SpeedUpdate, WorkflowProfile
 from shared.domain.profile import WorkflowShape
 from shared.runtime.believed_speeds import Believed
 from shared.scheduling.shapes import default_shapes
@@ -20,7 +21,7 @@ MAX_COLD = 20
 
 
 def past_of(
-    said: Iterable[ControlMessage],
+    said: Sequence[ControlMessage],
     believed: Iterable[Believed],
     pool: str,
     alpha: float,
@@ -37,6 +38,13 @@ def past_of(
         from_s: When the window begins, mesh clock.
         now_s: Present instant, mesh clock.
     """
+    believed = [*believed]
+    seen = {one.instance_id for one in believed}
+    # No call tells what was believed of an instance that got none: then it is what was said of it.
+    for update in said:
+        if isinstance(update, SpeedUpdate) and update.instance_id not in seen:
+            believed.append(Believed(-math.inf, update.instance_id, 1.0))
+            believed.append(Believed(update.at_s, update.instance_id, update.factor))
     shapes: dict[str, WorkflowShape] = default_shapes()
     hits: dict[str, float] = {}
     later: list[Change] = []
@@ -59,7 +67,7 @@ def past_of(
             later.append(Change(at_s=update.at_s - from_s, hit_factors=hit))
         else:
             hits = hits | {update.instance_id: update.hit_factor}
-    speeds, changes = _speeds(believed, from_s)
+    speeds, changes = _speeds(sorted(believed), from_s)
     return Past(
         alpha=alpha,
         shapes=shapes,

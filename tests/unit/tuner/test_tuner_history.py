@@ -43,6 +43,19 @@ def test_nothing_said_means_what_services_start_with():
     assert (past.alpha, past.believed_factors, past.hit_factors) == (0.7, {}, {})
 
 
+def test_of_an_instance_without_calls_is_believed_what_was_said():
+    """A slow instance that gets nothing is not taken for a fast one; calls tell better."""
+    said = [speed(2.0, 1.0, 30.0), speed(3.0, 1.0, 130.0)]
+    past = past_of(said, [], "p", 0.7, from_s=100.0, now_s=400.0)
+    assert past.believed_factors == {"a": 2.0}
+    assert [one.believed_factors for one in past.changes if one.believed_factors] == [{"a": 3.0}]
+    past = past_of(said[1:], [], "p", 0.7, from_s=100.0, now_s=400.0)
+    assert past.believed_factors == {"a": 1.0}
+    past = past_of(said, [Believed(90.0, "a", 1.5)], "p", 0.7, from_s=100.0, now_s=400.0)
+    assert past.believed_factors == {"a": 1.5}
+    assert not any(one.believed_factors for one in past.changes)
+
+
 def test_what_was_said_later_comes_at_its_instant():
     """On the window's own clock, and nothing of it counts before."""
     (shape,) = default_shapes().values()
