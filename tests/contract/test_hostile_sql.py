@@ -110,6 +110,16 @@ def test_a_write_that_passed_the_check_would_still_fail(dialect: str, url: str, 
     assert fingerprint(url) == before
 
 
+@pytest.mark.real
+def test_a_write_that_happened_would_be_seen(postgres_server: str):
+    """The fingerprint of an untouched database stays, and that of a rewritten row does not."""
+    url = make_postgres(postgres_server)
+    before = fingerprint(url)
+    assert fingerprint(url) == before
+    run_all(url, "UPDATE orders SET note = note WHERE id = 1")
+    assert fingerprint(url) != before
+
+
 async def test_sqlite_asks_again_what_the_statement_does(sqlite_url: str):
     """The authorizer denies functions and tables that the syntax check would have let pass."""
     driver = open_driver(sqlite_url, LIMITS)

@@ -42,7 +42,13 @@ _CONTENT = (
     "SELECT setdatabase, setrole, setconfig FROM pg_db_role_setting ORDER BY 1, 2",
     "SELECT ctid, xmin, xmax, c.* FROM customers c ORDER BY ctid",
     "SELECT ctid, xmin, xmax, o.* FROM orders o ORDER BY ctid",
+    (
+        "SELECT relname, md5(pg_read_binary_file(pg_relation_filepath(oid))) FROM pg_class "
+        "WHERE relnamespace = 'public'::regnamespace AND relkind IN ('r', 'i') ORDER BY relname"
+    ),
 )
+_AT_REST = ("VACUUM FREEZE customers, orders", "CHECKPOINT")
+"""Puts everything that reading would leave on the tables' pages there, and the pages into files."""
 
 
 def make_sqlite(path: Path) -> str:
@@ -79,12 +85,18 @@ def make_postgres(server: str) -> str:
 
 
 def fingerprint(url: str) -> str:
-    """Return a hash of everything in a database: a file's bytes, or rows with their versions."""
+    """Return a hash of everything in a database: its file's bytes.
+
+    Of PostgreSQL: rows with their versions, what the catalogues say, and the bytes of the files
+    that tables and indexes are in.
+    """
     parsed = make_url(url)
     if parsed.drivername == "sqlite":
         return hashlib.sha256(Path(parsed.database or "").read_bytes()).hexdigest()
     engine = admin_engine(parsed)
     with engine.connect() as connection:
+        for statement in _AT_REST:
+            connection.exec_driver_sql(statement)
         found = [repr(connection.execute(text(sql)).all()) for sql in _CONTENT]
     engine.dispose()
     return hashlib.sha256("\n".join(found).encode()).hexdigest()
