@@ -2,6 +2,7 @@
 
     MeshError
     ├── ConfigError          the user must change a setting or a file; exit code 2
+    │   └── AccessRefused      a server does not let this user in, or do this
     ├── ContractError        a message that cannot be read; dead-letter, never retry
     │   └── FutureVersion    written by a newer release than this one
     ├── TransientError       the same attempt may succeed later
@@ -43,6 +44,16 @@ class ConfigError(MeshError):
     """A setting, file or argument the user has to change; the message says how."""
 
     reason = "config"
+
+
+class AccessRefused(ConfigError):
+    """A server refuses a password, a certificate, or a right; the message says which.
+
+    Somebody else may put it right (a rotated password arrives, a right is granted), so a service
+    tries again a few times before it ends.
+    """
+
+    reason = "access_refused"
 
 
 class ContractError(MeshError):

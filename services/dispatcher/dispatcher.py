@@ -160,7 +160,6 @@ class Dispatcher:
             ]
             self._health.beat("intake", LONGEST_FETCH_S)
             self._health.beat("plan")
-            self._health.clear()
             log.info("dispatcher_serving", dispatcher_id=self._params.dispatcher_id)
             await self._read(consumer, partitions, group, stop)
             await self._drain(side, partitions)
@@ -201,6 +200,7 @@ class Dispatcher:
                 await asyncio.sleep(RETRY_S)
                 continue
             self._health.beat("intake", LONGEST_FETCH_S)
+            self._health.clear()  # ready once it was allowed to read
             self._health.clear("broker")
             trackers = await partitions.trackers_for(records, stop)
             for record in records:

@@ -61,6 +61,7 @@ async def run(mesh: MeshSettings, settings: WorkerSettings, stop: asyncio.Event)
         RedisStore.open(redis_params(mesh)) as store,
         KafkaBroker.open(kafka_params(mesh, name)) as broker,
     ):
+        await store.check_rights()
         await Publisher(broker, topics, clock).learn_time(name, stop.is_set)
         async with open_engine(  # reads the clock at once
             settings.engine,

@@ -39,10 +39,13 @@ from redis.asyncio.connection import (
     UnixDomainSocketConnection,
 )
 
-from shared.errors import ConfigError, Fenced, MeshError, StateUnavailable
+from shared.errors import AccessRefused, ConfigError, Fenced, MeshError, StateUnavailable
 
 _FIRST_BACKOFF_S = 0.02
 _LARGEST_BACKOFF_S = 0.5
+# What scripts answer where a command of theirs is denied: Redis 6, 7 and later, Valkey.
+_NO_RIGHT = ("NOPERM", "can't run this command", "ACL failure in script")
+ALERTS = ("CERTIFICATE", "UNKNOWN_CA", "DECRYPT_ERROR")
 _SCHEMES = ("redis", "rediss", "unix")
 _EXAMPLE = "for example redis://127.0.0.1:6379/0"
 
@@ -272,15 +275,21 @@ class RedisClient:
             return Fenced(f"epoch {int(epoch)} has begun")
         # Redis before 7 wraps what a script's command answered, so codes are looked for anywhere.
         is_refused = isinstance(exc, rx.AuthenticationError | rx.AuthorizationError)
-        if is_refused or isinstance(exc, rx.NoPermissionError) or "NOPERM" in detail:
-            return ConfigError(
+        is_refused |= isinstance(exc, rx.NoPermissionError)
+        if is_refused or any(words in detail for words in _NO_RIGHT):
+            return AccessRefused(
                 f"Redis at {self.params.address} refuses access: {detail}; "
-                "check the user name, the password and the user's ACL"
+                "check the user name, the password and the user's ACL (docs/deploy.md, Rights)"
             )
         if "CERTIFICATE_VERIFY_FAILED" in detail:
-            return ConfigError(
+            return AccessRefused(
                 f"the certificate of Redis at {self.params.address} is not trusted: {detail}; "
                 "check the certificate authority and the host name in the URL"
+            )
+        if "ALERT" in detail and any(word in detail for word in ALERTS):
+            return AccessRefused(
+                f"Redis at {self.params.address} does not accept this client's certificate: "
+                f"{detail}; it is expired, missing, or of an authority that Redis does not trust"
             )
         if "WRONGTYPE" in detail or epoch != detail:
             return ConfigError(

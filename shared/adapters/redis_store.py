@@ -110,6 +110,16 @@ class RedisStore:
         texts = [part.decode(errors="replace") for part in reply]
         return dict(zip(texts[::2], texts[1::2], strict=True))
 
+    async def check_rights(self) -> None:
+        """Find out whether this user may do everything that the scripts do.
+
+        Raises:
+            AccessRefused: It may not; the message says what.
+            StateUnavailable: The server does not answer.
+        """
+        script = load_script("check_rights", with_prelude=False)
+        await self._client.run(script, (f"{self._client.params.prefix}rights",))
+
     async def ping(self) -> float:
         """Return the round-trip time, wall seconds."""
         return await self._client.ping()

@@ -19,6 +19,8 @@ from shared.errors import ConfigError
 from shared.ports import Clock
 from shared.runtime.metrics import Metrics
 
+CLOSE_S = 2.0
+
 
 class Health:
     """Progress of one service.
@@ -106,11 +108,13 @@ async def probes(
     server = uvicorn.Server(config)
     server.capture_signals = nullcontext  # type: ignore[method-assign,assignment]  # signals are ours
     async with asyncio.TaskGroup() as group:
-        group.create_task(server.serve(sockets=[listener]), name="probes")
+        serving = group.create_task(server.serve(sockets=[listener]), name="probes")
         try:
             yield
         finally:
+            # A server that is cancelled keeps its port, which the next try of a service needs.
             server.should_exit = True
+            await asyncio.wait({serving}, timeout=CLOSE_S)
 
 
 def _listener(host: str, port: int) -> socket.socket:

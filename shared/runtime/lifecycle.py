@@ -4,15 +4,19 @@ import asyncio
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
 from typing import Any
 
 import structlog
 
-from shared.errors import ConfigError, MeshError
+from shared.errors import AccessRefused, ConfigError, MeshError
 
 EXIT_OK = 0
 EXIT_CRASH = 1
 EXIT_CONFIG = 2
+FIRST_PAUSE_S = 1.0
+MAX_REFUSALS = 4
+FORGIVEN_AFTER_S = 60.0
 
 Run = Callable[[asyncio.Event], Awaitable[None]]
 log = structlog.get_logger(__name__)
@@ -45,6 +49,44 @@ async def serve_until_signal(run: Run, drain_s: float) -> None:
         task = group.create_task(main(), name="run")
         guard = group.create_task(_cancel_after(stop, drain_s, task), name="drain")
         task.add_done_callback(lambda _: guard.cancel())
+
+
+async def while_refused(
+    run: Run, stop: asyncio.Event, *, first_pause_s: float = FIRST_PAUSE_S
+) -> None:
+    """Run a service, and again after a growing pause when a server refuses it access.
+
+    Rights and rotated passwords arrive late, and no supervisor has to slow down its restarts: it
+    sees an end only after `MAX_REFUSALS` tries. Between them the service is not ready.
+
+    Args:
+        run: The service.
+        stop: Set to end it, during a pause too.
+        first_pause_s: Before the second try, wall seconds; each further one is twice as long.
+
+    Raises:
+        AccessRefused: The last try was refused as well.
+    """
+    loop = asyncio.get_running_loop()
+    num_refusals = 0
+    while not stop.is_set():
+        began_s = loop.time()
+        try:
+            await run(stop)
+        except (MeshError, ExceptionGroup) as exc:
+            if loop.time() - began_s > FORGIVEN_AFTER_S:
+                num_refusals = 0
+            num_refusals += 1
+            leaf = _first_leaf(exc)
+            if not isinstance(leaf, AccessRefused) or num_refusals >= MAX_REFUSALS:
+                raise
+            pause_s = first_pause_s * 2 ** (num_refusals - 1)
+            log.error("access_refused", error=str(leaf), again_in_s=pause_s)  # noqa: TRY400 - no bug
+        else:
+            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(pause_s):
+                await stop.wait()
 
 
 def _first_leaf(exc: BaseException) -> BaseException:

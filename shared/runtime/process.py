@@ -7,7 +7,7 @@ from typing import TypeVar
 from pydantic_settings import BaseSettings
 
 from shared.runtime import logs
-from shared.runtime.lifecycle import run_blocking, serve_until_signal
+from shared.runtime.lifecycle import run_blocking, serve_until_signal, while_refused
 from shared.runtime.settings import MeshSettings, load
 from shared.runtime.streams import open_standard_streams
 
@@ -30,8 +30,11 @@ def main(run: ServiceRun[S], settings_class: type[S]) -> int:
         mesh, own = load(MeshSettings), load(settings_class)
         logs.configure(mesh.log.level, mesh.log.format)
 
-        async def until(stop: asyncio.Event) -> None:
+        async def once(stop: asyncio.Event) -> None:
             await run(mesh, own, stop)
+
+        async def until(stop: asyncio.Event) -> None:
+            await while_refused(once, stop)
 
         await serve_until_signal(until, mesh.drain_s)
 

@@ -6,6 +6,7 @@ from aiokafka import errors as kafka
 from shared.adapters.kafka_errors import translate, translated
 from shared.adapters.kafka_params import KafkaParams
 from shared.errors import (
+    AccessRefused,
     BrokerUnavailable,
     ConfigError,
     MeshError,
@@ -75,8 +76,8 @@ def test_requests_outlast_rebalances() -> None:
         (kafka.UnknownTopicOrPartitionError(), UnknownTopic),
         (kafka.CommitFailedError("moved"), StaleAssignment),
         (kafka.IllegalStateError("not assigned"), StaleAssignment),
-        (kafka.SaslAuthenticationFailed("wrong"), ConfigError),
-        (kafka.TopicAuthorizationFailedError("t"), ConfigError),
+        (kafka.SaslAuthenticationFailed("wrong"), AccessRefused),
+        (kafka.TopicAuthorizationFailedError("t"), AccessRefused),
         (kafka.KafkaConnectionError("refused"), BrokerUnavailable),
         (kafka.OutOfOrderSequenceNumber(), BrokerUnavailable),
         (kafka.KafkaError("anything else"), BrokerUnavailable),

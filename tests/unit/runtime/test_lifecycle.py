@@ -6,11 +6,17 @@ import signal
 import subprocess
 import sys
 import textwrap
+from itertools import pairwise
 
 import pytest
 
-from shared.errors import BrokerUnavailable, ConfigError
-from shared.runtime.lifecycle import run_blocking, serve_until_signal
+from shared.errors import AccessRefused, BrokerUnavailable, ConfigError
+from shared.runtime.lifecycle import (
+    MAX_REFUSALS,
+    run_blocking,
+    serve_until_signal,
+    while_refused,
+)
 
 
 async def _kill_soon() -> None:
@@ -84,3 +90,46 @@ def test_an_unexpected_error_shows_its_traceback_and_exits_non_zero():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "ZeroDivisionError: bug" in done.stderr
+
+
+async def test_a_refused_service_tries_again_after_growing_pauses():
+    """What is granted meanwhile lets it go on; the service itself decides when it has ended."""
+    tries: list[float] = []
+
+    async def run(_: asyncio.Event) -> None:
+        tries.append(asyncio.get_running_loop().time())
+        if len(tries) < MAX_REFUSALS:
+            raise ExceptionGroup("tasks", [AccessRefused("not yet")])
+
+    await while_refused(run, asyncio.Event(), first_pause_s=0.02)
+    assert len(tries) == MAX_REFUSALS
+    pauses_s = [later - earlier for earlier, later in pairwise(tries)]
+    assert all(pause_s >= 0.02 * 2**index for index, pause_s in enumerate(pauses_s))
+
+
+@pytest.mark.parametrize(
+    ("error", "num_tries"), [(AccessRefused("never"), MAX_REFUSALS), (ConfigError("wrong"), 1)]
+)
+async def test_a_service_that_is_never_let_in_ends(error: ConfigError, num_tries: int):
+    """After a few tries the reason is raised; what only a new setting cures is not tried again."""
+    tries: list[int] = []
+
+    async def run(_: asyncio.Event) -> None:
+        tries.append(1)
+        raise error
+
+    with pytest.raises(type(error), match=str(error)):
+        await while_refused(run, asyncio.Event(), first_pause_s=0.001)
+    assert len(tries) == num_tries
+
+
+async def test_a_stop_ends_the_pause():
+    """A service that waits to be let in does not have to be killed."""
+    stop = asyncio.Event()
+
+    async def run(_: asyncio.Event) -> None:
+        stop.set()
+        raise AccessRefused("not yet")
+
+    async with asyncio.timeout(30):
+        await while_refused(run, stop, first_pause_s=3_600.0)
