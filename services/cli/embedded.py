@@ -50,7 +50,7 @@ from shared.scheduling.tuning import TuningRules
 
 READY_WITHIN_S = 30.0
 POLL_S = 0.02
-STOP_SLACK_S = 5.0
+STOP_SLACK_S = 3.0
 LEAST_STOP_S = 0.5
 
 Serve = Callable[[asyncio.Event], Awaitable[None]]

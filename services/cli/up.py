@@ -65,6 +65,7 @@ REFRESH_S = 0.5
 LINE_EVERY_S = 15.0
 PROCESS_CHECK_S = 1.0
 LOAD_BATCH = 1_000
+CUT_OFF_S = 2.0  # the last moments of services that are late, one after another
 DEFAULT_FLEET = "hetero-1"
 
 UNREACHABLE = (
@@ -271,7 +272,9 @@ def _status(watch: MeshWatch, tally: Tally) -> str:
 
 def _longest_end_s(plan: UpPlan, access: MeshAccess) -> float:
     """Return how long the end takes at most, wall seconds: first the load's, then the mesh's."""
-    bound_s = access.ending.bound_s if isinstance(access, EmbeddedMesh) else STOP_WITHIN_S
+    bound_s = STOP_WITHIN_S
+    if isinstance(access, EmbeddedMesh):
+        bound_s = access.ending.bound_s + CUT_OFF_S
     return bound_s + (CANCEL_WAIT_S if plan.rate_qps > 0 else 0.0)
 
 

@@ -26,6 +26,7 @@ from services.gateway.live import Live
 from services.gateway.mesh_routes import MeshRoutes
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.middleware import loopback_names
+from services.gateway.open_requests import OpenRequests
 from services.gateway.params import GatewayParams
 from services.gateway.query_desk import QueryDesk
 from services.gateway.query_memory import QueryMemory
@@ -151,10 +152,12 @@ class Gateway:
                     store=self._store,
                 )
             )
-            desk, app = self._application(producer, questions, start)
+            requests = OpenRequests()
+            desk, app = self._application(producer, questions, requests, start)
             async with serving(
                 app,
                 sock,
+                requests,
                 header_timeout_s=self._params.header_timeout_s,
                 drain_s=self._drain_s,
             ):
@@ -169,7 +172,7 @@ class Gateway:
         log.info("gateway_drained", **desk.counts)
 
     def _application(
-        self, producer: Producer, questions: Questions, start: Start
+        self, producer: Producer, questions: Questions, requests: OpenRequests, start: Start
     ) -> tuple[CallDesk, ASGIApp]:
         params, clock = self._params, self._clock
         chunks = ChunkReader(self._store)
@@ -217,7 +220,7 @@ class Gateway:
         )
         start(self._report(desk), "report")
         return desk, application(
-            calls, queries, mesh, self.metrics, self._is_host_allowed, self._traces
+            calls, queries, mesh, self.metrics, self._is_host_allowed, requests, self._traces
         )
 
     def _is_host_allowed(self, host: str) -> bool:

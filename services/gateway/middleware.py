@@ -1,5 +1,6 @@
 """Around every request: its id, its place in the metrics, and errors in OpenAI's shape."""
 
+import asyncio
 import ipaddress
 import re
 import time
@@ -12,6 +13,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.gateway.asgi import ClientGoneError, send_json
 from services.gateway.metrics import GatewayMetrics
+from services.gateway.open_requests import OpenRequests
+from services.gateway.openai_answers import error_event
 from services.gateway.problems import CLIENT_CLOSED, Problem
 from shared.errors import MeshError, TransientError
 from shared.runtime.tracing import NO_TRACES, Traces
@@ -19,6 +22,7 @@ from shared.runtime.tracing import NO_TRACES, Traces
 REQUEST_ID = b"x-request-id"
 PARENT = b"traceparent"
 HTTP_ERROR = 500
+ORDINARY = (503, 504)
 MAX_REQUEST_ID = 128
 SECURITY = (
     (b"x-content-type-options", b"nosniff"),
@@ -36,6 +40,7 @@ class Around:
         app: What answers.
         metrics: Counts requests.
         is_host_allowed: Whether a request may name this host; see `loopback_names`.
+        requests: Ends what is under way when the gateway has to go.
         traces: Where the spans of calls and questions go.
     """
 
@@ -44,8 +49,10 @@ class Around:
         app: ASGIApp,
         metrics: GatewayMetrics,
         is_host_allowed: Callable[[str], bool],
+        requests: OpenRequests,
         traces: Traces = NO_TRACES,
     ) -> None:
+        self._requests = requests
         self._app = app
         self._metrics = metrics
         self._is_host_allowed = is_host_allowed
@@ -64,10 +71,7 @@ class Around:
             return
         began_s = time.perf_counter()
         try:
-            if scope["method"] == "POST" and scope["path"].startswith("/v1/"):
-                await self._traced(scope, receive, answered)
-            else:
-                await self._app(scope, receive, answered.send)
+            await self._unless_ended(scope, receive, answered)
         except ClientGoneError:
             answered.status = answered.status or CLIENT_CLOSED
         except Exception as exc:
@@ -77,6 +81,21 @@ class Around:
             await answered.say(_problem(exc, scope))
         finally:
             self._count(scope, answered.status, time.perf_counter() - began_s)
+
+    async def _unless_ended(self, scope: Scope, receive: Receive, answered: "_Answered") -> None:
+        """Answer one request; when the gateway has to go before, say that."""
+        task = asyncio.current_task()
+        assert task is not None  # noqa: S101 - a coroutine that is awaited runs in a task
+        with self._requests.holding(task):
+            try:
+                if scope["method"] == "POST" and scope["path"].startswith("/v1/"):
+                    await self._traced(scope, receive, answered)
+                else:
+                    await self._app(scope, receive, answered.send)
+            except asyncio.CancelledError:
+                if not self._requests.is_cut_off(task):
+                    raise
+                await answered.cut_off()
 
     def _refusal(self, scope: Scope) -> Problem | None:
         """Return why a browser that was led here by another site may not do this."""
@@ -110,8 +129,10 @@ class Around:
     def _count(self, scope: Scope, status: int, took_s: float) -> None:
         route = getattr(scope.get("endpoint"), "__name__", "none")
         self._metrics.requests.add(route=route, status=str(status))
-        if status >= 500:
-            log.warning("request_ended", route=route, status=status, took_s=round(took_s, 3))
+        if status >= HTTP_ERROR:
+            # What is refused, or late, is told to the client and counted; it is no defect here.
+            tell = log.info if status in ORDINARY else log.warning
+            tell("request_ended", route=route, status=status, took_s=round(took_s, 3))
         self._metrics.request_s.observe(took_s, kind=route)
 
 
@@ -121,12 +142,15 @@ class _Answered:
     def __init__(self, scope: Scope, send: Send) -> None:
         self._send = send
         self._request_id = _request_id(scope)
+        self._is_stream = False
         self.status = 0
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
-            known = {name for name, _ in message.get("headers", ())}
+            given = dict(message.get("headers", ()))
+            known = set(given)
+            self._is_stream = given.get(b"content-type", b"").startswith(b"text/event-stream")
             extra = [(name, value) for name, value in SECURITY if name not in known]
             headers = [*message.get("headers", ()), (REQUEST_ID, self._request_id), *extra]
             message = {**message, "headers": headers}
@@ -134,6 +158,21 @@ class _Answered:
 
     async def say(self, problem: Problem) -> None:
         await send_json(self.send, problem.body(), status=problem.status, headers=problem.headers())
+
+    async def cut_off(self) -> None:
+        """Say that the gateway has to go: as the whole answer, or as the end of what has begun."""
+        problem = Problem(
+            503,
+            "this gateway is stopping; ask again",
+            code="stopping",
+            kind="server_error",
+            retry_after_s=1.0,
+        )
+        if not self.status:
+            await self.say(problem)
+            return
+        last = error_event(problem) if self._is_stream else b""
+        await self.send({"type": "http.response.body", "body": last})
 
 
 def _request_id(scope: Scope) -> bytes:

@@ -10,6 +10,7 @@ from services.gateway.dashboard import description, files, health, home
 from services.gateway.mesh_routes import MeshRoutes
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.middleware import Around
+from services.gateway.open_requests import OpenRequests
 from services.gateway.query_routes import QueryRoutes
 from shared.runtime.tracing import NO_TRACES, Traces
 
@@ -20,6 +21,7 @@ def application(
     mesh: MeshRoutes,
     metrics: GatewayMetrics,
     is_host_allowed: Callable[[str], bool],
+    requests: OpenRequests,
     traces: Traces = NO_TRACES,
 ) -> ASGIApp:
     """Return the gateway's ASGI application.
@@ -30,6 +32,7 @@ def application(
         mesh: What the dashboard shows.
         metrics: Counts requests.
         is_host_allowed: Whether a request may name this host.
+        requests: Ends what is under way when the gateway has to go.
         traces: Where spans go.
     """
     router = Router(
@@ -58,4 +61,4 @@ def application(
         ],
         redirect_slashes=False,
     )
-    return Around(router, metrics, is_host_allowed, traces)
+    return Around(router, metrics, is_host_allowed, requests, traces)

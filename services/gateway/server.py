@@ -14,10 +14,12 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from services.gateway.open_requests import OpenRequests
 from shared.errors import ConfigError
 
 BACKLOG = 4_096
 KEEP_ALIVE_S = 30
+CUT_OFF_WITHIN_S = 5
 MAX_HEAD_BYTES = 64 * 1024
 
 
@@ -99,13 +101,19 @@ def listener(host: str, port: int) -> socket.socket:
 
 @asynccontextmanager
 async def serving(
-    app: ASGIApp, sock: socket.socket, *, header_timeout_s: float, drain_s: float
+    app: ASGIApp,
+    sock: socket.socket,
+    requests: OpenRequests,
+    *,
+    header_timeout_s: float,
+    drain_s: float,
 ) -> AsyncIterator[None]:
     """Serve an application while the block runs; then finish what is open, within a bound.
 
     Args:
         app: What answers.
         sock: Where to listen.
+        requests: Ends what is open then; at once when the block ends with an error.
         header_timeout_s: Longest time for a request's head, wall seconds.
         drain_s: Longest time for open requests at the end, wall seconds.
     """
@@ -121,15 +129,18 @@ async def serving(
         server_header=False,
         date_header=False,
         timeout_keep_alive=KEEP_ALIVE_S,
-        timeout_graceful_shutdown=max(1, round(drain_s)),
+        timeout_graceful_shutdown=round(drain_s) + CUT_OFF_WITHIN_S,
     )
     server = uvicorn.Server(config)
     server.capture_signals = nullcontext  # type: ignore[method-assign,assignment]  # signals are ours
     async with asyncio.TaskGroup() as group:
-        group.create_task(server.serve(sockets=[sock]), name="http")
+        http = group.create_task(server.serve(sockets=[sock]), name="http")
         try:
             while not server.started:  # noqa: ASYNC110 - uvicorn has no event for it
                 await asyncio.sleep(0.005)
             yield
+            server.should_exit = True
+            await asyncio.wait([http], timeout=drain_s)
         finally:
             server.should_exit = True
+            requests.end()
