@@ -21,6 +21,7 @@ from tests.support.servers import MissingServerError, do_without
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1_800)]
 GOLDEN = Path(__file__).parents[1] / "data" / "chart"
 KUBERNETES = ("1.35", "1.36", "1.37")
+DIGEST = f"sha256:{'0123456789abcdef' * 4}"
 FOREIGN = {"ServiceMonitor", "PrometheusRule", "ScaledObject"}
 """Kinds of other projects, which Kubernetes' own schemas do not know."""
 OPEN = "--set=gateway.allowAnonymous=true"
@@ -176,6 +177,16 @@ def test_passwords_come_from_secrets(helm: Helm):
                 assert "secretKeyRef" in variable["valueFrom"]
 
 
+def test_images_can_be_pinned(helm: Helm):
+    """A digest follows every image's tag, that of pools with an image of their own too."""
+    own = f"--set=workerDefaults.image.repository=own,workerDefaults.image.digest={DIGEST}"
+    found = containers(helm.manifests(OPEN, f"--set=image.digest={DIGEST}", own))
+    images = {container["name"]: container["image"] for container in found}
+    assert images.pop("worker") == f"own:0.1.0@{DIGEST}"
+    assert set(images.values()) == {f"hexflow:0.1.0@{DIGEST}"}
+    assert {"dispatcher", "tuner", "gateway", "topics"} <= set(images)
+
+
 def test_every_pod_of_a_pool_finds_itself_in_its_fleet(helm: Helm):
     """The fleet file of a pool names each pod that it may ever have, with the pool's numbers."""
     (example,) = [path for path in EXAMPLES if path.stem == "mixed-gpu"]
@@ -237,6 +248,15 @@ WRONG = {
     "a negative number": ("--set=tuner.replicas=-1", "/tuner/replicas"),
     "no dispatcher at all": ("--set=dispatcher.replicas=0", "/dispatcher/replicas"),
     "a moving tag": ("--set=image.tag=latest", "/image/tag"),
+    "a moving tag of a pool": (
+        "--set=workerDefaults.image.tag=latest",
+        "/workerDefaults/image/tag",
+    ),
+    "a digest that is none": ("--set=image.digest=sha256:abc", "/image/digest"),
+    "a digest of no image": (
+        f"--set=gateway.allowAnonymous=true,workerDefaults.image.digest={DIGEST}",
+        "image.digest needs image.repository",
+    ),
     "an address without a port": ("--set=kafka.bootstrapServers=kafka", "/kafka/bootstrapServers"),
     "an unknown protocol": ("--set=kafka.securityProtocol=TLS", "/kafka/securityProtocol"),
     "a password in an address": (

@@ -32,8 +32,14 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end -}}
 {{- end -}}
 
+{{/* REPOSITORY:TAG, with @DIGEST where there is one. Takes (dict "image" image "version" version). */}}
+{{- define "hexflow.imageOf" -}}
+{{- printf "%s:%s" .image.repository (default .version .image.tag) -}}
+{{- with .image.digest }}@{{ . }}{{ end -}}
+{{- end -}}
+
 {{- define "hexflow.image" -}}
-{{- printf "%s:%s" .Values.image.repository (default .Chart.AppVersion .Values.image.tag) -}}
+{{- include "hexflow.imageOf" (dict "image" .Values.image "version" .Chart.AppVersion) -}}
 {{- end -}}
 
 {{/* Settings that all services of the mesh share, as a list of environment variables. */}}
