@@ -1,8 +1,8 @@
 """llama.cpp's own OpenAI-compatible server, from the package `xllamacpp`, as a child process.
 
-`LlamaCppServer` starts `python -m shared.adapters.llamacpp_server`, which serves one GGUF model on
-loopback. The server never outlives the process that started it, however that ends
-(`local_process.py`), and can be started again at the same address.
+`LlamaCppServer` starts `python -m shared.adapters.llamacpp_server`, which serves one GGUF model, on
+loopback unless told otherwise. The server never outlives the process that started it, however that
+ends (`local_process.py`), and can be started again at the same address.
 """
 
 import asyncio
@@ -35,7 +35,9 @@ class LlamaCppParams(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         model_path: GGUF file.
         model_name: What the model is called.
-        port: On loopback; 0: a free one.
+        host: Address it listens on; anything but loopback is for containers of its own: it asks
+            nobody who they are.
+        port: Its port; 0: a free one.
         num_slots: Calls batched together.
         slot_tokens: Longest prompt plus output of one of them, tokens.
         batch_tokens: Token budget of an iteration.
@@ -46,6 +48,7 @@ class LlamaCppParams(msgspec.Struct, frozen=True, kw_only=True):
 
     model_path: str
     model_name: str
+    host: str = LOOPBACK
     port: int = 0
     num_slots: int = 4
     slot_tokens: int = 2_048
@@ -140,7 +143,7 @@ def _native_server(params: LlamaCppParams) -> Any:
     options = native.CommonParams()
     options.model.path = params.model_path
     options.model_alias = {params.model_name}
-    options.hostnames = [LOOPBACK]
+    options.hostnames = [params.host]
     options.port = params.port
     options.n_parallel = params.num_slots
     options.n_ctx = params.num_slots * params.slot_tokens

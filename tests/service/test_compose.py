@@ -65,7 +65,10 @@ class Cluster:
         write_sample("league", database)
         address = redis.url.removeprefix("redis://").partition("/")[0]
         hosts = {"kafka:9092": kafka.bootstrap, "redis:6379": address}
-        services = own_services(compose_file({"HEXFLOW_TIME_SCALE": TIME_SCALE}))
+        ours = own_services(compose_file({"HEXFLOW_TIME_SCALE": TIME_SCALE}))
+        services = {
+            name: one for name, one in ours.items() if "small-model" not in one.get("profiles", ())
+        }
         self.prefix = f"compose-{folder.name}."
         self.seen: dict[str, set[float]] = {}
         self.once: dict[str, ComposeProcess] = {}

@@ -5,6 +5,8 @@ import re
 import signal
 import subprocess
 import sys
+import time
+import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -117,3 +119,21 @@ class ComposeProcess:
     def tail(self) -> str:
         """Return the end of the output."""
         return self._output.read_text()[-3_000:]
+
+
+def answers(url: str) -> bool:
+    """Return whether an address answers with 200."""
+    try:
+        with urllib.request.urlopen(url, timeout=5) as answer:  # noqa: S310 - loopback
+            return bool(answer.status == 200)
+    except OSError:
+        return False
+
+
+def await_answer(process: ComposeProcess, url: str, within_s: float) -> None:
+    """Wait until a process answers; fails with the end of its output."""
+    give_up_s = time.monotonic() + within_s
+    while not answers(url):
+        assert not process.has_ended(), f"{process.name}: {process.tail()}"
+        assert time.monotonic() < give_up_s, f"{process.name}: {process.tail()}"
+        time.sleep(0.1)

@@ -1,7 +1,10 @@
 """What docker-compose.yml says, without running it."""
 
 import re
+import subprocess
+from pathlib import Path
 
+import msgspec
 import pytest
 
 from services.dispatcher.settings import DispatcherSettings
@@ -9,12 +12,15 @@ from services.gateway.settings import GatewaySettings
 from services.text2sql.settings import AgentSettings
 from services.tuner.settings import TunerSettings
 from services.worker.settings import WorkerSettings
+from shared.adapters import llamacpp_server
+from shared.adapters.small_model import MODEL_NAME, gguf_path
 from shared.runtime.settings import MESH_PREFIX, MeshSettings, variable_names
 from shared.simulation.fleets import builtin_fleet, parse_fleet
 from tests.support.compose import ROOT, compose_file, own_services
 
 COMPOSE = compose_file({})
 OURS = own_services(COMPOSE)
+DOCKERFILE = (ROOT / "Dockerfile").read_text()
 SETTINGS = (
     variable_names(MeshSettings, MESH_PREFIX)
     | variable_names(DispatcherSettings, "DISPATCHER_")
@@ -30,7 +36,8 @@ def test_services_of_the_design_are_there():
     """Kafka, Redis, two dispatchers, three different workers, the tuner and monitoring."""
     assert set(COMPOSE["services"]) >= SERVERS
     assert OURS["dispatcher"]["deploy"]["replicas"] == 2
-    workers = [one["environment"] for name, one in OURS.items() if name.startswith("worker")]
+    usual = {name: one for name, one in OURS.items() if "profiles" not in one}
+    workers = [one["environment"] for name, one in usual.items() if name.startswith("worker")]
     specs = {spec.instance_id: spec.gpu for spec in builtin_fleet("hetero-1")}
     assert len({specs[one["WORKER_INSTANCE_ID"]] for one in workers}) == 3
     assert {"tuner", "text2sql", "gateway"} <= set(OURS)
@@ -42,11 +49,48 @@ def test_variables_are_settings(name: str):
     assert set(COMPOSE["services"][name]["environment"]) <= SETTINGS
 
 
-def test_the_real_engine_is_described():
-    """The GPU profile's worker finds itself in the fleet file that it is given."""
-    environment = COMPOSE["services"]["worker-vllm"]["environment"]
-    (spec,) = parse_fleet((ROOT / "deploy/fleets/gpu.toml").read_bytes(), "gpu.toml")
+@pytest.mark.parametrize(("name", "fleet"), [("worker-vllm", "gpu"), ("worker-cpu", "cpu")])
+def test_a_real_engine_is_described(name: str, fleet: str):
+    """The worker of a real engine finds itself in the fleet file that it is given, in real time."""
+    environment = COMPOSE["services"][name]["environment"]
+    (spec,) = parse_fleet((ROOT / f"deploy/fleets/{fleet}.toml").read_bytes(), f"{fleet}.toml")
     assert spec.instance_id == environment["WORKER_INSTANCE_ID"]
+    assert environment["WORKER_FLEET_FILE"] == f"/etc/hexflow/{fleet}.toml"
+    assert environment["HEXFLOW_TIME_SCALE"] == "1"
+
+
+def test_the_small_model_is_served_where_its_worker_asks():
+    """Profile `small-model`: the server's command fits the worker's settings and the image."""
+    server, worker = COMPOSE["services"]["llamacpp"], OURS["worker-cpu"]
+    *command, given = server["command"]
+    assert command == ["python", "-m", llamacpp_server.__name__]
+    params = msgspec.json.decode(given, type=llamacpp_server.LlamaCppParams, strict=True)
+    settings = worker["environment"]
+    assert settings["WORKER_OPENAI__URL"] == f"http://llamacpp:{params.port}"
+    assert settings["WORKER_OPENAI__MODEL"] == params.model_name == MODEL_NAME
+    assert Path(params.model_path) == gguf_path(Path("/opt/small-model"))
+    (spec,) = parse_fleet((ROOT / "deploy/fleets/cpu.toml").read_bytes(), "cpu.toml")
+    assert (spec.model, spec.max_num_seqs) == (params.model_name, params.num_slots)
+    assert spec.kv_tokens == params.num_slots * params.slot_tokens
+    assert spec.max_context_tokens == params.slot_tokens
+    assert server["build"]["target"] in re.findall(r"^FROM \S+ AS (\S+)$", DOCKERFILE, re.MULTILINE)
+    assert {service["profiles"][0] for service in (server, worker)} == {"small-model"}
+
+
+def test_the_small_models_image_takes_one_package_of_the_lock_file():
+    """What the image's build picks out of the lock file is llama.cpp's version with its hashes."""
+    (program,) = re.findall(r"RUN awk '([^']+)' requirements/dev.txt", DOCKERFILE)
+    picked = subprocess.run(
+        ["awk", program, "requirements/dev.txt"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    pins = [line for line in picked.splitlines() if line and not line.startswith(" ")]
+    assert len(pins) == 1
+    assert pins[0].startswith("xllamacpp==")
+    assert picked.count("--hash=sha256:") >= 2
 
 
 @pytest.mark.parametrize("name", COMPOSE["services"])
@@ -63,7 +107,7 @@ def test_nothing_listens_beyond_this_machine(name: str):
         assert port.startswith("127.0.0.1:")
 
 
-@pytest.mark.parametrize("name", sorted(set(OURS) | SERVERS))
+@pytest.mark.parametrize("name", sorted(set(OURS) | SERVERS | {"llamacpp"}))
 def test_services_are_checked_and_bounded(name: str):
     """What goes on running has a health check; everything of it has bounds and few rights."""
     service = COMPOSE["services"][name]
