@@ -11,9 +11,11 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
 import pytest
 from rich.console import Console
 
+from services.cli.console import mesh_error_in
 from services.cli.embedded import EmbeddedParams, open_mesh_on
 from services.cli.options import mesh_settings
 from services.cli.text2sql.ask import AskPlan, ask
@@ -26,11 +28,15 @@ from shared.adapters.clock import SystemClock
 from shared.adapters.kafka import KafkaBroker
 from shared.adapters.kafka_params import KafkaParams
 from shared.adapters.local_process import LocalProcess
+from shared.adapters.redis_store import RedisStore
 from shared.contracts.messages import CallOutcome, QueryRequest, StageRequest
 from shared.contracts.topics import Topics
 from shared.domain.instance import InstanceSpec
+from shared.errors import ConfigError
 from shared.ports import Clock, Engine
-from shared.sdk import open_questions
+from shared.runtime.connections import redis_params
+from shared.runtime.settings import MeshSettings
+from shared.sdk import agents_of, open_questions
 from tests.support.agents import scripted
 from tests.support.played_mesh import playing
 from tests.support.servers import KafkaServer, RedisServer
@@ -59,6 +65,7 @@ class Agents:
             "HEXFLOW_REDIS__URL": self.redis,
             "HEXFLOW_TOPICS__PREFIX": self.prefix,
             "TEXT2SQL_AGENT_ID": f"agent-{number}",
+            "TEXT2SQL_LEASE_S": "2",
             "TEXT2SQL_DATABASES": json.dumps({"league": self.database}),
         }
         process = LocalProcess(
@@ -214,10 +221,11 @@ async def test_a_mesh_that_runs_already_is_asked_with_and_without_agents(
         open_mesh_on(broker, clock, params, Topics(prefix=agents.prefix)) as mesh,
     ):
         agents.redis = mesh.state_url
-        await asyncio.to_thread(agents.start)
         settings = mesh_settings(kafka=kafka_server.bootstrap, redis=mesh.state_url)
         topics = settings.topics.model_copy(update={"prefix": agents.prefix})
         settings = settings.model_copy(update={"topics": topics})
+        await asyncio.to_thread(agents.start)
+        await _announced(settings, num=1)
         for databases, name in (({"mine": agents.database}, "mine"), ({}, "league")):
             console = Console(record=True, width=200)
             plan = AskPlan(
@@ -237,3 +245,26 @@ async def test_a_mesh_that_runs_already_is_asked_with_and_without_agents(
             assert (result.kind, result.sql.split()) == ("completed", one.sql.split())
             assert result.agent_id.startswith("cli-") is bool(databases)
             assert "generate_candidate" in console.export_text()
+        wrong = msgspec.structs.replace(plan.request, query_id="wrong", database="leage")
+        assert "did you mean league?" in await _refusal(
+            msgspec.structs.replace(plan, request=wrong)
+        )
+        await asyncio.to_thread(agents.kill)
+        await _announced(settings, num=0)  # after its lease
+        assert "no agent answers questions" in await _refusal(plan)
+
+
+async def _refusal(plan: AskPlan) -> str:
+    """Return what a person is told whose question is refused."""
+    with pytest.raises(Exception) as told:  # noqa: PT011 - a group around it
+        await ask(plan, Console(quiet=True))
+    error = mesh_error_in(told.value)
+    assert isinstance(error, ConfigError)
+    return str(error)
+
+
+async def _announced(settings: MeshSettings, num: int) -> None:
+    """Return when so many agents say that they are there."""
+    async with RedisStore.open(redis_params(settings)) as store, asyncio.timeout(100):
+        while len(await agents_of(store)) != num:
+            await asyncio.sleep(0.1)

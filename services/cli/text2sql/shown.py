@@ -10,6 +10,7 @@ from shared.contracts.messages import QueryCall, QueryResult
 from shared.contracts.query_events import QueryEvent
 
 SHOWN_ROWS = 20
+SHOWN_CHARS = 500
 
 
 def show_event(console: Console, event: QueryEvent) -> None:
@@ -22,10 +23,16 @@ def show_event(console: Console, event: QueryEvent) -> None:
     elif event.kind == "sql":
         style = "green" if event.verdict == "ok" else "yellow"
         why = f": {event.detail}" if event.detail else ""
-        statement = " ".join(event.sql.split()) or "(no statement)"
+        statement = _shortened(" ".join(event.sql.split())) or "(no statement)"
         console.print(Text(f"    {event.verdict:<10} {statement}{why}", style=style))
     elif event.kind == "note":
         console.print(Text(f"    {event.detail}"), style="dim")
+
+
+def _shortened(statement: str) -> str:
+    """Return a statement as it is shown: a small model may repeat itself for pages."""
+    more = len(statement) - SHOWN_CHARS
+    return f"{statement[:SHOWN_CHARS]} … ({more:,} more characters)" if more > 0 else statement
 
 
 def rows_table(result: QueryResult) -> Table:

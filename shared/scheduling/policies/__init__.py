@@ -40,8 +40,8 @@ REGISTRY: dict[str, Callable[[float], Policy]] = {
 
 def unknown_policy(name: str) -> str:
     """Return what is said of a name that no policy has."""
-    hint = did_you_mean(name, REGISTRY)
-    return f"unknown policy {name!r}{hint}; known: {', '.join(sorted(REGISTRY))}"
+    hint = did_you_mean(name, REGISTRY) or ";"
+    return f"unknown policy {name!r}{hint} known: {', '.join(sorted(REGISTRY))}"
 
 
 def make_policy(name: str, alpha: float) -> Policy:

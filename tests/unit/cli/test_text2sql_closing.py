@@ -1,11 +1,13 @@
-"""The last line of `hexflow ask` where there is no answer."""
+"""What `hexflow ask` shows of statements, and its last line where there is no answer."""
 
 from typing import Any
 
 import pytest
+from rich.console import Console
 
-from services.cli.text2sql.shown import closing_text
+from services.cli.text2sql.shown import SHOWN_CHARS, closing_text, show_event
 from shared.contracts.messages import QueryResult, SqlAttempt
+from shared.contracts.query_events import QueryEvent
 
 
 def ended(kind: str, *statements: str, **named: Any) -> QueryResult:
@@ -64,3 +66,13 @@ def test_it_says_in_one_sentence_what_happened_and_what_to_do(
 ):
     """Whatever the end was, there is a next step for the person who asked."""
     assert closing_text(result, is_small=is_small) == text
+
+
+def test_a_statement_of_pages_is_shown_short():
+    """A small model that repeats itself does not push the rest off the screen."""
+    console = Console(record=True, width=10_000)
+    sql = "SELECT " + "player_id, " * 200
+    show_event(console, QueryEvent(kind="sql", at_s=0.0, sql=sql, verdict="error", detail="no"))
+    shown = console.export_text().strip()
+    assert len(shown) < SHOWN_CHARS + 100
+    assert shown.endswith("more characters): no")
