@@ -149,6 +149,21 @@ def test_compare_prints_one_json_object_and_nothing_else(
         assert run["p50_s"] <= run["p95_s"] <= run["p99_s"]
 
 
+def test_simulate_repeats_a_run_of_compare(trace: str, capsys: pytest.CaptureFixture[str]):
+    """With its queries, window, seed and α it is the same run; without them it is another."""
+    same = ["--rate", "0.3", "--seed", "1", "--alpha", "0.05", "--json"]
+    words = ["compare", "--trace", trace, "--policies", "hexgen-flow,vllm", "--queries", "30"]
+    words += ["--rates", "0.3", "--seeds", "1", "--seed", "1", "--alpha", "0.05", "--json"]
+    compared = json.loads(hexflow(capsys, *words, "--jobs", "1")[1])["runs"][0]
+    words = ["simulate", trace, *same]
+    alone = json.loads(hexflow(capsys, *words)[1])
+    words += ["--queries", "30", "--warm-up", "0.2", "--cool-down", "0.1"]
+    repeated = json.loads(hexflow(capsys, *words)[1])
+    measured = ("policy", "p50_s", "p95_s", "p99_s", "attainment")
+    assert [repeated[name] for name in measured] == [compared[name] for name in measured]
+    assert alone["p50_s"] != compared["p50_s"]
+
+
 def test_compare_writes_a_report(trace: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     """Every fleet is a section of one page with plots of its own."""
     out = tmp_path / "report"
