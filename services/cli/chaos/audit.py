@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from services.cli.chaos.faults import FaultKind
+from services.cli.chaos.faults import PRODUCER, FaultKind
 from services.cli.chaos.journal import Entry, count_acted
 from services.cli.chaos.ledger import CallStory, Ledger
 
@@ -28,12 +28,14 @@ class Injected(msgspec.Struct, frozen=True, kw_only=True):
         victim: To which process.
         at_s: From when on the victim did nothing more, Unix seconds.
         back_s: When it could work again, Unix seconds.
+        held: Calls that the mesh had and a killed producer had not acted on.
     """
 
     kind: FaultKind
     victim: str
     at_s: float
     back_s: float
+    held: int = 0
 
 
 class Effect(msgspec.Struct, frozen=True, kw_only=True):
@@ -202,6 +204,15 @@ def effect_of(one: Injected, ledger: Ledger) -> Effect:
         return _worker_effect(name, one, ledger)
     if one.victim.startswith("dispatcher"):
         return _dispatcher_effect(name, one, ledger)
+    if one.victim == PRODUCER:
+        counts = bool(one.held)
+        return Effect(
+            fault=name,
+            in_flight=one.held,
+            resumed=one.held,
+            recovery_s=one.back_s - one.at_s if counts else None,
+            counts=counts,
+        )
     if one.kind == "rolling-restart" or one.victim:
         return Effect(fault=name, recovery_s=one.back_s - one.at_s)
     return _server_effect(name, one, ledger)

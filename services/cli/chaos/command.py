@@ -94,6 +94,12 @@ def command(
     patience: Annotated[
         float, typer.Option(min=1, help="Wall seconds that queries get after the last fault.")
     ] = 120.0,
+    admission: Annotated[
+        bool,
+        typer.Option(
+            "--admission", help="Let dispatchers turn away what cannot be done: counts as an end."
+        ),
+    ] = False,
     logs: Annotated[
         Path | None, typer.Option(help="Folder for logs and journal; default: removed if fine.")
     ] = None,
@@ -122,6 +128,7 @@ def command(
         patience_s=patience,
         settings=mesh_settings(kafka=kafka, redis=redis) if kafka else None,
         folder=folder,
+        admission=admission,
     )
     console = stderr_console()
     if plan.settings is not None:

@@ -23,6 +23,7 @@ FaultKind = Literal[
     "flush-redis",
     "lose-aof-second",
     "rolling-restart",
+    "kill-producer",
 ]
 KINDS: tuple[FaultKind, ...] = get_args(FaultKind)
 SERVER_FAULTS = frozenset(
@@ -32,6 +33,7 @@ SERVER_FAULTS = frozenset(
     }
 )
 """Not done to servers of somebody else; the far worker's proxies stand before our own only."""
+PRODUCER = "producer"
 SHORT = ("kill-worker", "kill-dispatcher", "flush-redis")
 
 QUIET_S = (1.0, 3.0)
@@ -46,6 +48,8 @@ PARTITION_S = 12.0
 FAIL_S = 60.0
 ENGINE_S = 20.0
 """Above what a generation may take without a result in a chaos run's workers."""
+PRODUCER_DOWN_S = 2.0
+"""Outcomes come meanwhile that the producer's next life has to find."""
 ON_A_WORKER = ("pause-worker", "hang-engine", "fail-engine")
 REPAIRS_S = {
     "rolling-restart": 30.0,
@@ -117,7 +121,9 @@ def duration_s(plan: Sequence[Fault]) -> float:
 
 
 def _of_kind(kind: FaultKind, processes: Sequence[str], rng: Random, *, short: bool) -> list[Fault]:
-    if kind.startswith("kill-") and kind not in SERVER_FAULTS:
+    if kind == "kill-producer":
+        victims = [PRODUCER]
+    elif kind.startswith("kill-") and kind not in SERVER_FAULTS:
         service = kind.removeprefix("kill-")
         victims = [name for name in processes if name.startswith(service)]
         if short:
@@ -158,5 +164,6 @@ def _down_s(kind: FaultKind, turn: int, *, short: bool) -> float:
         "kill-broker": REDIS_DOWN_S,
         "lose-aof-second": REDIS_DOWN_S,
         "restart-redis": REDIS_DOWN_S,
+        "kill-producer": PRODUCER_DOWN_S,
     }
     return times.get(kind, 0.0)

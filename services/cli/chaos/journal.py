@@ -6,7 +6,7 @@ at any moment, whatever happened next. The auditor reads the file and nothing of
 
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import TracebackType
@@ -27,7 +27,8 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One line.
 
     Attributes:
-        what: `submitting`, `taken` (acknowledged), `acted` (on an outcome) or `gave_up`.
+        what: `submitting`, `taken` (acknowledged), `acted` (on an outcome), `gave_up`; of a
+            producer process also `resumed` (it has read its past) and `done` (nothing is left).
         at_s: When, Unix seconds.
         request_id: The call.
         query_id: Its query.
@@ -35,6 +36,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         attempt: Which attempt ended.
         instance_id: Where.
         finished_at_s: When it finished there, mesh clock: tells two outcomes apart.
+        ready_at_s: When the broker took the call, mesh clock.
     """
 
     what: str
@@ -45,6 +47,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     attempt: int = 0
     instance_id: str = ""
     finished_at_s: float | None = None
+    ready_at_s: float | None = None
 
 
 class Journal:
@@ -52,10 +55,11 @@ class Journal:
 
     Args:
         path: The file; one of an earlier run is replaced.
+        goes_on: Append to what an earlier life of the same run wrote instead.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._file = path.open("wb", buffering=0)
+    def __init__(self, path: Path, *, goes_on: bool = False) -> None:
+        self._file = path.open("ab" if goes_on else "wb", buffering=0)
 
     def __enter__(self) -> Self:
         return self
@@ -75,20 +79,36 @@ class Journal:
 
 
 def read_journal(path: Path) -> list[Entry]:
-    """Return the entries of a file in order; a last line cut off by a crash is left out."""
+    """Return the entries of a file in order; a last line cut off by a crash is left out.
+
+    A file that is not there is one that nothing was written to.
+    """
+    if not path.exists():
+        return []
     lines = path.read_bytes().splitlines(keepends=True)
     return [msgspec.json.decode(line, type=Entry) for line in lines if line.endswith(b"\n")]
 
 
 class JournalledTally(Tally):
-    """Notes every outcome that the producer acts on, at the moment it does."""
+    """Notes every outcome that the producer acts on, at the moment it does.
 
-    def __init__(self, journal: Journal) -> None:
+    Args:
+        journal: Where.
+        acted: Calls that an earlier life acted on: repeating that is no second act.
+    """
+
+    def __init__(self, journal: Journal, acted: Collection[str] = ()) -> None:
         super().__init__()
         self._journal = journal
+        self._acted = acted
 
     def call_ended(self, outcome: CallOutcome, now_s: float) -> None:
         """Take an outcome, and write it down."""
+        if outcome.request_id not in self._acted:
+            self._write(outcome)
+        super().call_ended(outcome, now_s)
+
+    def _write(self, outcome: CallOutcome) -> None:
         self._journal.write(
             "acted",
             request_id=outcome.request_id,
@@ -98,7 +118,6 @@ class JournalledTally(Tally):
             instance_id=outcome.instance_id,
             finished_at_s=outcome.times.finished_at_s,
         )
-        super().call_ended(outcome, now_s)
 
 
 class JournalledClient(MeshClient):
@@ -120,7 +139,7 @@ class JournalledClient(MeshClient):
         ids = {"request_id": request.request_id, "query_id": request.query_id}
         self._journal.write("submitting", **ids)
         submitted = await super().submit(request)
-        self._journal.write("taken", **ids)
+        self._journal.write("taken", **ids, ready_at_s=submitted.ready_at_s)
         return submitted
 
 

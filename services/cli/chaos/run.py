@@ -11,9 +11,17 @@ from typing import Any
 import msgspec
 
 from services.cli.chaos.audit import Audit, audit
-from services.cli.chaos.faults import SERVER_FAULTS, Fault, FaultKind, duration_s, make_plan
+from services.cli.chaos.faults import (
+    PRODUCER,
+    SERVER_FAULTS,
+    Fault,
+    FaultKind,
+    duration_s,
+    make_plan,
+)
 from services.cli.chaos.journal import Journal, JournalledTally, journalled_client, read_journal
 from services.cli.chaos.ledger import Ledger, follow, raw_partitions, read_all
+from services.cli.chaos.producer import ProducerProcess
 from services.cli.chaos.servers import Servers, own_servers
 from services.cli.chaos.supervisor import Supervisor
 from services.cli.console import stderr_console
@@ -53,6 +61,7 @@ class ChaosPlan(msgspec.Struct, frozen=True, kw_only=True):
         settings: Kafka and Redis of somebody else's; None: own ones.
         folder: Where logs, the journal and the servers' data go.
         quiet: Show no progress.
+        admission: Whether queries that cannot be done in time are turned away.
     """
 
     seed: int
@@ -66,6 +75,7 @@ class ChaosPlan(msgspec.Struct, frozen=True, kw_only=True):
     settings: MeshSettings | None
     folder: Path
     quiet: bool = False
+    admission: bool = False
 
 
 class ChaosResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,6 +102,7 @@ class ChaosResult(msgspec.Struct, frozen=True, kw_only=True):
         return {
             "seed": plan.seed,
             "time_scale": plan.time_scale,
+            "admission": plan.admission,
             **self.audit.to_json(),
             "holds": self.audit.holds,
             "left_out": list(self.left_out),
@@ -149,7 +160,7 @@ async def _servers(plan: ChaosPlan, report: Report) -> AsyncIterator[Servers]:
 
 def _processes(plan: ChaosPlan, fleet: tuple[InstanceSpec, ...]) -> ProcessesParams:
     extra = {
-        "DISPATCHER_ADMISSION": "false",  # late is late, but every query is to end here
+        "DISPATCHER_ADMISSION": str(plan.admission).lower(),  # without it late is only late
         "WORKER_STALL_FLOOR_S": repr(STALL_WALL_S * plan.time_scale),
         "WORKER_STALL_WALL_S": repr(STALL_WALL_S),
         "WORKER_STALL_FACTOR": "4",
@@ -241,8 +252,11 @@ class _Run:
 
             def ask(number: int) -> None:
                 driver = ReplayDriver(client, mesh.clock, tally, self._run_id)
-                name = f"ask-{number}"
-                asking.append(group.create_task(driver.run(portions[number], stop), name=name))
+                if faults[number].kind == "kill-producer":
+                    work = self._ask_apart(portions[number], supervisor, stop)
+                else:
+                    work = driver.run(portions[number], stop)
+                asking.append(group.create_task(work, name=f"ask-{number}"))
 
             striking = group.create_task(supervisor.carry_out(faults, ask), name="faults")
             side = (
@@ -259,6 +273,19 @@ class _Run:
             for task in side:
                 task.cancel()
             received.set()
+
+    async def _ask_apart(
+        self, queries: Sequence[TraceQuery], supervisor: Supervisor, stop: asyncio.Event
+    ) -> None:
+        """Ask queries by a process of their own, which a fault may kill."""
+        producer = ProducerProcess(self._settings, self._run_id, queries, self._plan.folder)
+        supervisor.producer = producer
+
+        def on_ended(tail: str) -> None:
+            supervisor.unexpected.append(PRODUCER)
+            self._report(f"{PRODUCER} has ended by itself:\n{tail}")
+
+        await producer.run(stop, on_ended)
 
     async def _end_on(
         self, stop: asyncio.Event, striking: asyncio.Task[None], journal: Journal
@@ -300,6 +327,8 @@ class _Run:
             async with broker.partition_consumer(partitions, start="beginning") as consumer:
                 await read_all(consumer, ledger)
         entries = read_journal(self._journal_path)
+        if supervisor.producer is not None:
+            entries = sorted([*entries, *supervisor.producer.entries()], key=lambda one: one.at_s)
         return audit(entries, ledger, self._expected(), supervisor.injected)
 
     def _ledger(self) -> Ledger:

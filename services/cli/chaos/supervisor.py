@@ -17,6 +17,7 @@ from pathlib import Path
 from services.cli.chaos.audit import Injected, effect_of
 from services.cli.chaos.faults import QUIET_S, Fault
 from services.cli.chaos.ledger import Ledger
+from services.cli.chaos.producer import ProducerProcess
 from services.cli.chaos.servers import AOF, Server, Servers
 from services.cli.processes import ProcessMesh
 from shared.adapters.redis_client import RedisClient, RedisParams
@@ -51,11 +52,14 @@ class Supervisor:
         self.injected: list[Injected] = []
         self.unexpected: list[str] = []
         self.num_repeated = 0
+        self.producer: ProducerProcess | None = None
+        """The producer that a fault is to kill, once it runs."""
         self._mesh = mesh
         self._ledger = ledger
         self._servers = servers
         self._report = report
         self._down: set[str] = set()
+        self._num_held = 0
 
     async def carry_out(self, plan: Sequence[Fault], before: Callable[[int], None]) -> None:
         """Do everything in the plan, one after the other.
@@ -103,9 +107,13 @@ class Supervisor:
             "restart-redis": self._restart_redis,
             "flush-redis": self._flush_redis,
             "rolling-restart": self._roll,
+            "kill-producer": self._kill_producer,
         }
+        self._num_held = 0
         at_s, back_s = await strikes[fault.kind](fault)
-        return Injected(kind=fault.kind, victim=fault.victim, at_s=at_s, back_s=back_s)
+        return Injected(
+            kind=fault.kind, victim=fault.victim, at_s=at_s, back_s=back_s, held=self._num_held
+        )
 
     # Services.
 
@@ -198,6 +206,22 @@ class Supervisor:
         if fault.victim.startswith("dispatcher"):
             return await self._kill_dispatcher(fault)
         return await self._kill_worker(fault)
+
+    async def _kill_producer(self, fault: Fault) -> tuple[float, float]:
+        """Kill the producer while calls of its own are under way, and start it again."""
+        producer, give_up_s = self.producer, time.monotonic() + WAIT_IN_FLIGHT_S
+        while producer is None or not producer.num_in_flight():
+            is_over = producer is not None and producer.is_done
+            if is_over or time.monotonic() > give_up_s:
+                return time.time(), time.time()
+            await asyncio.sleep(POLL_S)
+            producer = self.producer
+        at_s = time.time()
+        await asyncio.to_thread(producer.kill)
+        self._num_held = producer.num_in_flight()
+        await asyncio.sleep(fault.down_s)
+        await asyncio.to_thread(producer.start)
+        return at_s, await producer.resumed_at_s(at_s, READY_WITHIN_S)
 
     async def _roll(self, _: Fault) -> tuple[float, float]:
         at_s = time.time()
