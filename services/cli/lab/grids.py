@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 
 import msgspec
 
+from services.cli.console import counted
 from services.cli.lab.comparison import TARGET, Comparison, Contender
 from services.cli.lab.intervals import Interval, interval, ratio_interval
 from services.cli.lab.setting import Cell, Setting
@@ -165,7 +166,7 @@ def limits_grid(found: Comparison, setting: Setting) -> Grid:
             f"smallest multiple of {_alone(found)} that this share of queries meets at "
             f"{focus:.3g} queries/s ({focus / capacity:.0%} of the upper bound), the highest rate "
             f"at which {first.label} attains {TARGET:.0%}. ± is the 95% confidence interval over "
-            f"{len(found.plan.seeds)} seeds; ratios are paired by seed."
+            f"{counted(len(found.plan.seeds), 'seed')}; ratios are paired by seed."
         ),
     )
 

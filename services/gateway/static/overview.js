@@ -48,7 +48,7 @@ export function showPresent({ summary, fleet: instances, target_s: target }) {
   tile("Instances", `${live}`, live === instances.length ? "all serve" : `${instances.length - live} do not serve`, live === instances.length ? "" : "warn");
   p95.describe(`P95 of queries now ${seconds(summary.p95_s)}, of calls ${seconds(summary.call_p95_s)}`);
   attainment.describe(`Attainment now ${percent(summary.attainment)}`);
-  load.describe(`${sum("waiting")} calls wait, ${sum("running")} run`);
+  load.describe(`Calls: ${sum("waiting")} waiting, ${sum("running")} running`);
   fleet.keepOnly(instances.map((one) => one.instance_id));
   instances.forEach((one) => fleet.update(one.instance_id, one));
 }
