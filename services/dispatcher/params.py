@@ -82,7 +82,7 @@ class DispatcherParams(msgspec.Struct, frozen=True, kw_only=True):
     recommit_s: float = 3_600.0
     tick_s: float = 0.5
     revoke_wait_s: float = 2.0
-    probe_interval_s: float = 0.5
-    peer_silence_s: float = 2.0
+    probe_interval_s: float = 0.25
+    peer_silence_s: float = 1.5
     dead_after_s: float = 6.0
     max_attempts: int = MAX_ATTEMPTS

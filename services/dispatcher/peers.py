@@ -12,7 +12,7 @@ import math
 from shared.contracts.messages import RecoveryProbe
 
 PROBE_KEY = "probe/"
-LONGEST_GAP_S = 1.5
+LONGEST_GAP_S = 1.1
 """Longest time without a record that is no deafness, wall seconds; instances report each second."""
 
 

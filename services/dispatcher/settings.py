@@ -91,9 +91,9 @@ class DispatcherSettings(BaseSettings):
     """Time between checks of what only time changes, wall seconds."""
     revoke_wait_s: float = Field(default=2.0, ge=0, le=60)
     """How long a partition's move waits for publishes under way, wall seconds."""
-    probe_interval_s: float = Field(default=0.5, gt=0, le=60)
+    probe_interval_s: float = Field(default=0.25, gt=0, le=60)
     """Time between recovery probes, wall seconds."""
-    peer_silence_s: float = Field(default=2.0, gt=0, le=3_600)
+    peer_silence_s: float = Field(default=1.5, gt=0, le=3_600)
     """Silence after which another dispatcher's partitions are taken over, wall seconds."""
     dead_after_s: float = Field(default=6.0, gt=0, le=3_600)
     """Silence, covered by probes, after which an instance is dead, wall seconds."""

@@ -143,7 +143,7 @@ class KafkaParams:
 
 
 MAX_BATCH_BYTES = 64 * 1024
-HEARTBEAT_S = 0.5
+HEARTBEAT_S = 0.25
 
 
 def _milliseconds(seconds: float) -> int:

@@ -319,6 +319,7 @@ class Mesh:
         `admission` is.
         """
         params.setdefault("admission", False)
+        params.setdefault("peer_silence_s", 2.0)
         params.setdefault("probe_interval_s", 1.0)  # compaction must not outrun the tests
         params.setdefault("dead_after_s", 1e9)
         self.metrics, self.health = Metrics("dispatcher"), Health(self.clock)

@@ -1,6 +1,7 @@
 """Which dispatchers have died, as their probes tell."""
 
-from services.dispatcher.peers import Peers
+from services.dispatcher.params import DispatcherParams
+from services.dispatcher.peers import LONGEST_GAP_S, Peers
 from shared.contracts.messages import RecoveryProbe
 
 SILENCE_S = 2.0
@@ -9,8 +10,8 @@ SILENCE_S = 2.0
 class Listening:
     """Peers, and the time; something is heard every half second unless told otherwise."""
 
-    def __init__(self) -> None:
-        self.peers = Peers("me", SILENCE_S)
+    def __init__(self, silence_s: float = SILENCE_S) -> None:
+        self.peers = Peers("me", silence_s)
         self.now_s = 0.0
 
     def hear(self, *owners: str) -> None:
@@ -73,3 +74,17 @@ def test_a_new_life_of_the_same_dispatcher_is_alive():
     one.peers.left("probe/other.1")
     assert one.go_on(2.0) == []
     assert one.go_on(0.5) == ["other"]
+
+
+def test_an_unnoticed_gap_condemns_nobody():
+    """The longest gap that is no deafness, with the probe before it, is shorter than the silence."""
+    params = DispatcherParams(dispatcher_id="me")
+    assert LONGEST_GAP_S + params.probe_interval_s < params.peer_silence_s
+    one = Listening(params.peer_silence_s)
+    one.hear("me.1", "other.1")
+    assert one.go_on(5.0, "me.1", "other.1") == []
+    one.now_s += params.probe_interval_s  # the other's probe is about to come
+    one.hear("me.1")
+    one.now_s += LONGEST_GAP_S
+    one.hear("me.1")
+    assert one.peers.take_dead(one.now_s) == []
