@@ -7,6 +7,7 @@ Errors of the client library and the server's own become `GenerationFailed`, `Se
 import asyncio
 import json
 import math
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, Self
@@ -220,4 +221,8 @@ async def _read_some(response: aiohttp.ClientResponse, limit_bytes: int) -> byte
 
 
 def _name(exc: BaseException) -> str:
+    if isinstance(exc, aiohttp.ClientConnectorError):  # its own text is about its internals
+        number = exc.errno or 0  # a name that is not found has a negative one
+        why = os.strerror(number) if number > 0 else exc.strerror
+        return f"cannot connect to {exc.host}:{exc.port}: {why}"
     return str(exc) or type(exc).__name__

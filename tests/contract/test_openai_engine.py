@@ -355,7 +355,8 @@ async def test_an_address_with_v1_is_told_as_it_is_asked():
         with pytest.raises(TransientError) as told:
             async with OpenAIEngine.open(SPEC, params, SystemClock()):
                 pass
-        assert f"{address}/v1/models: " in str(told.value)
+        assert f"{address}/v1/models: cannot connect to 127.0.0.1:" in str(told.value)
+        assert str(told.value).endswith("Connection refused")
         assert "/v1/v1" not in str(told.value)
 
 

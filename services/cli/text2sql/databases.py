@@ -3,6 +3,7 @@
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from services.text2sql.samples.writing import SAMPLES, sample_file
 from services.text2sql.sql.database import check_reachable
@@ -15,6 +16,7 @@ from shared.errors import ConfigError
 def database_named(text: str) -> tuple[str, str]:
     """Return name and address of a database: a sample's name, a SQLite file, or an address.
 
+    The name is that of the file, or of the database on its server, where it is a word.
     A sample is generated into the cache folder when it is not there yet.
 
     Raises:
@@ -30,30 +32,37 @@ def database_named(text: str) -> tuple[str, str]:
         )
     path = Path(text)
     is_file = "://" not in text and path.suffix in (".db", ".sqlite", ".sqlite3")
-    name, url = (path.stem, f"sqlite:///{path}") if is_file else ("database", text)
+    url = f"sqlite:///{path}" if is_file else text
     open_driver(url, Limits()).engine.dispose()  # tells what is wrong before anything is started
-    return name, url
+    name = path.stem if is_file else Path(urlsplit(url).path).stem
+    return name if is_file or _is_word(name) else "database", url
 
 
 def is_plain_name(text: str) -> bool:
     """Return whether a text is neither a sample, nor a file, nor an address."""
-    return text not in SAMPLES and text.replace("-", "").replace("_", "").isalnum()
+    return text not in SAMPLES and _is_word(text)
+
+
+def _is_word(text: str) -> bool:
+    return text.replace("-", "").replace("_", "").isalnum()
 
 
 def databases_named(texts: Sequence[str]) -> dict[str, str]:
     """Return databases by name: each text is what `database_named` takes, or NAME=ADDRESS.
 
     Raises:
-        ConfigError: One of them cannot be used.
+        ConfigError: One of them cannot be used, or two have the same name.
     """
     found: dict[str, str] = {}
     for text in texts:
         given, is_named, address = text.partition("=")
         if is_named and is_plain_name(given):
-            found[given] = database_named(address)[1]
+            name, url = given, database_named(address)[1]
         else:
             name, url = database_named(text)
-            found[name] = url
+        if name in found:
+            raise ConfigError(f"two databases are called {name!r}: give them names, NAME=URL")
+        found[name] = url
     return found
 
 

@@ -38,7 +38,11 @@ def test_samples_files_and_addresses_are_databases(tmp_path: Path):
     path.write_bytes(b"")
     assert database_named(str(path)) == ("shop", f"sqlite:///{path}")
     address = "postgresql://reader@127.0.0.1/shop"
-    assert database_named(address) == ("database", address)
+    assert database_named(address) == ("shop", address)
+    assert database_named(f"sqlite:///{path}") == ("shop", f"sqlite:///{path}")
+    assert database_named("postgresql://127.0.0.1/league")[0] == "league"
+    for odd in ("postgresql://reader@127.0.0.1", "postgresql://127.0.0.1/a%20b"):
+        assert database_named(odd) == ("database", odd)
     assert databases_named(["league", f"mine={path}"]) == {
         "league": url,
         "mine": f"sqlite:///{path}",
@@ -48,7 +52,15 @@ def test_samples_files_and_addresses_are_databases(tmp_path: Path):
 def test_an_address_with_an_equals_sign_is_no_name():
     """What stands before the sign has to look like a name."""
     address = "postgresql://reader@127.0.0.1/shop?sslmode=disable"
-    assert databases_named([address]) == {"database": address}
+    assert databases_named([address]) == {"shop": address}
+
+
+def test_two_databases_of_one_name_are_told_apart_by_the_user():
+    """The second one does not silently take the place of the first."""
+    first, second = "postgresql://127.0.0.1/shop", "postgresql://127.0.0.2/shop"
+    with pytest.raises(ConfigError, match="two databases are called 'shop'"):
+        databases_named([first, second])
+    assert databases_named([first, f"old={second}"]) == {"shop": first, "old": second}
 
 
 def test_a_missing_file_is_told(tmp_path: Path):
