@@ -271,6 +271,8 @@ async def test_the_cluster_completes_a_workload_and_stops_in_order(
     assert set(codes.values()) == {0}, codes
     trace_id = TRACEPARENT.split("-")[1]
     check_trace([span for span in collector.spans if span.trace_id == trace_id])
+    of_tuner = {span.name for span in collector.spans if span.service == "hexflow-tuner"}
+    assert of_tuner == {"tune", "decide"}
 
 
 def test_health_checks_of_the_file_are_the_probes():

@@ -77,7 +77,7 @@ def test_a_new_life_of_the_same_dispatcher_is_alive():
 
 
 def test_an_unnoticed_gap_condemns_nobody():
-    """The longest gap that is no deafness, with the probe before it, is shorter than the silence."""
+    """The longest gap that is no deafness, with a probe before it, is shorter than the silence."""
     params = DispatcherParams(dispatcher_id="me")
     assert LONGEST_GAP_S + params.probe_interval_s < params.peer_silence_s
     one = Listening(params.peer_silence_s)
