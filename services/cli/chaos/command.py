@@ -92,7 +92,8 @@ def command(
         typer.Option(min=1, help="Most calls an engine is given, so that others wait."),
     ] = 4,
     patience: Annotated[
-        float, typer.Option(min=1, help="Wall seconds that queries get after the last fault.")
+        float,
+        typer.Option(min=1, help="Wall seconds until the next query has to end, after the faults."),
     ] = 120.0,
     admission: Annotated[
         bool,

@@ -1,6 +1,6 @@
 """What can happen to a mesh, and a seeded plan of it."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from random import Random
 from typing import Literal, get_args
 
@@ -96,7 +96,12 @@ def parse_kinds(text: str) -> tuple[FaultKind, ...]:
 
 
 def make_plan(
-    seed: int, kinds: Collection[FaultKind], processes: Sequence[str], *, short: bool = False
+    seed: int,
+    kinds: Collection[FaultKind],
+    processes: Sequence[str],
+    *,
+    short: bool = False,
+    least_s: float = 0.0,
 ) -> tuple[Fault, ...]:
     """Return the faults of a run in order: the same seed gives the same plan.
 
@@ -105,17 +110,29 @@ def make_plan(
         kinds: Which kinds happen.
         processes: Names of the mesh's processes, the service first.
         short: One victim per kind instead of every process in turn.
+        least_s: After a round of everything follow others until the plan takes so long, wall
+            seconds.
     """
     rng = Random(seed)  # noqa: S311 - a plan that can be repeated
+    plan = _round(kinds, processes, rng, short=short)
+    again = [kind for kind in kinds if kind != "kill-producer"]  # it asks its queries only once
+    while duration_s(plan) < least_s and (more := _round(again, processes, rng, short=short)):
+        plan += more
+    return tuple(plan)
+
+
+def _round(
+    kinds: Collection[FaultKind], processes: Sequence[str], rng: Random, *, short: bool
+) -> list[Fault]:
     plan: list[Fault] = []
     for kind in KINDS:
         if kind in kinds:
             plan += _of_kind(kind, processes, rng, short=short)
     rng.shuffle(plan)
-    return tuple(plan)
+    return plan
 
 
-def duration_s(plan: Sequence[Fault]) -> float:
+def duration_s(plan: Iterable[Fault]) -> float:
     """Return about how long a plan takes, wall seconds."""
     return sum(fault.quiet_s + fault.down_s + REPAIRS_S.get(fault.kind, REPAIR_S) for fault in plan)
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from services.cli.capacity import capacity_qps
 from services.cli.chaos.audit import Audit, audit
 from services.cli.chaos.faults import (
     PRODUCER,
@@ -31,7 +32,8 @@ from services.cli.processes import ProcessesParams, ProcessMesh, open_processes,
 from services.cli.progress import live_progress
 from services.cli.remote import connect
 from services.cli.session import new_run_id
-from services.cli.workload import WorkloadParams, build_workload, load_fleet
+from services.cli.tally import Tally
+from services.cli.workload import WorkloadParams, build_workload, generated, load_fleet
 from shared.contracts.codec import mint_request_id
 from shared.domain.instance import InstanceSpec
 from shared.domain.trace import TraceQuery
@@ -42,6 +44,9 @@ STALL_WALL_S = 8.0
 """Of the workers: time without a result after which a generation may count as failed."""
 DISPATCHERS = 2
 LATE_S = 5.0
+MOST_LOAD = 0.6
+"""Of the estimated capacity: a quarter of the fleet is often down."""
+SAMPLE_QUERIES = 200
 
 Report = Callable[[str], None]
 
@@ -57,7 +62,7 @@ class ChaosPlan(msgspec.Struct, frozen=True, kw_only=True):
         fleet: Name or file of the fleet.
         time_scale: Mesh seconds per wall second.
         capacity: Most calls an engine is given at a time, so that others wait; None: its own.
-        patience_s: How long after the last fault queries may still take, wall seconds.
+        patience_s: How long, after the last fault, the next query may take to end, wall seconds.
         settings: Kafka and Redis of somebody else's; None: own ones.
         folder: Where logs, the journal and the servers' data go.
         quiet: Show no progress.
@@ -129,7 +134,8 @@ async def chaos(plan: ChaosPlan, report: Report, stop: asyncio.Event) -> ChaosRe
     fleet = load_fleet(plan.fleet)
     kinds = [k for k in plan.kinds if plan.settings is None or k not in SERVER_FAULTS]
     names = [one.name for one in service_commands(_processes(plan, fleet), plan.folder)]
-    faults = make_plan(plan.seed, kinds, names, short=plan.short)
+    enough_s = least_s(plan, fleet)
+    faults = make_plan(plan.seed, kinds, names, short=plan.short, least_s=enough_s)
     if not faults:
         raise ConfigError("none of these faults may be done to servers that others use")
     workload = build_workload(_workload(plan, duration_s(faults)), fleet)
@@ -170,6 +176,19 @@ def _processes(plan: ChaosPlan, fleet: tuple[InstanceSpec, ...]) -> ProcessesPar
     return ProcessesParams(
         fleet=fleet, dispatchers=DISPATCHERS, extra=extra, fault_folder=plan.folder
     )
+
+
+def least_s(plan: ChaosPlan, fleet: Sequence[InstanceSpec]) -> float:
+    """Return how long the queries have to go on arriving so that the mesh can do them.
+
+    What is lost to a mesh that is asked for more than it can do proves nothing about faults.
+    """
+    most = plan.capacity or max(spec.max_num_seqs for spec in fleet)
+    held = [
+        msgspec.structs.replace(spec, max_num_seqs=min(most, spec.max_num_seqs)) for spec in fleet
+    ]
+    can_qps = capacity_qps(generated(SAMPLE_QUERIES, "natural", plan.seed), held)
+    return plan.num_queries / (MOST_LOAD * can_qps * plan.time_scale)
 
 
 def _workload(plan: ChaosPlan, faults_s: float) -> WorkloadParams:
@@ -262,7 +281,7 @@ class _Run:
             side = (
                 group.create_task(supervisor.watch_over(), name="watch-over"),
                 group.create_task(self._end_on(stop, striking, journal), name="end-early"),
-                group.create_task(self._lose_patience(striking, stop), name="patience"),
+                group.create_task(self._lose_patience(striking, tally, stop), name="patience"),
             )
             async with live_progress(
                 stderr_console(), "chaos", len(self._queries), tally, quiet=self._plan.quiet
@@ -295,10 +314,15 @@ class _Run:
         journal.write("gave_up")
         striking.cancel()
 
-    async def _lose_patience(self, striking: asyncio.Task[None], stop: asyncio.Event) -> None:
-        """End the run when queries take too long after the last fault."""
+    async def _lose_patience(
+        self, striking: asyncio.Task[None], tally: Tally, stop: asyncio.Event
+    ) -> None:
+        """End the run when, after the last fault, no query has ended for too long."""
         await asyncio.wait({striking})
-        await asyncio.sleep(self._plan.patience_s)
+        num_ended = -1
+        while tally.num_ended > num_ended:
+            num_ended = tally.num_ended
+            await asyncio.sleep(self._plan.patience_s)
         self._report("out of patience: what is still open counts as lost")
         self.is_impatient = True
         stop.set()

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,7 +13,7 @@ from services.cli.chaos.audit import Injected, audit
 from services.cli.chaos.faults import KINDS, duration_s, make_plan, parse_kinds
 from services.cli.chaos.journal import Entry, Journal, read_journal
 from services.cli.chaos.ledger import Ledger
-from services.cli.chaos.run import _portions
+from services.cli.chaos.run import ChaosPlan, _portions, least_s
 from services.cli.workload import load_fleet
 from shared.contracts.codec import encode
 from shared.contracts.messages import (
@@ -312,6 +313,41 @@ def test_plans_are_seeded_and_hit_every_process():
     assert sorted(killed) == sorted([*NAMES, "producer"])
     assert {fault.kind for fault in plan} == set(KINDS)
     assert duration_s(plan) > sum(fault.down_s for fault in plan)
+
+
+def test_faults_go_on_for_as_long_as_queries_come():
+    """A long plan begins like the short one of its seed and repeats all but the producer's end."""
+    once = make_plan(1, KINDS, NAMES)
+    long = make_plan(1, KINDS, NAMES, least_s=2.5 * duration_s(once))
+    assert long[: len(once)] == once
+    assert len(long) == 3 * len(once) - 2
+    assert duration_s(long) >= 2.5 * duration_s(once)
+    assert [fault.kind for fault in long].count("kill-producer") == 1
+    assert long[len(once) : 2 * len(once) - 1] != long[2 * len(once) - 1 :]
+    assert len(make_plan(1, ["kill-producer"], NAMES, least_s=1e6)) == 1
+
+
+def test_a_run_asks_for_no_more_than_the_mesh_can_do(tmp_path: Path):
+    """A thousand queries on four calls per engine take longer than on sixteen, and than thirty."""
+    plan = ChaosPlan(
+        seed=1,
+        num_queries=1_000,
+        kinds=KINDS,
+        short=False,
+        fleet="hetero-1",
+        time_scale=10.0,
+        capacity=4,
+        patience_s=60.0,
+        settings=None,
+        folder=tmp_path,
+    )
+    fleet = load_fleet("hetero-1")
+    long_s = least_s(plan, fleet)
+    assert 600 < long_s < 2_000
+    assert least_s(msgspec.structs.replace(plan, capacity=16), fleet) < long_s / 2
+    assert least_s(msgspec.structs.replace(plan, num_queries=30), fleet) == pytest.approx(
+        0.03 * long_s
+    )
 
 
 def test_short_plans_have_one_victim_per_kind():
