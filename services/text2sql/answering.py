@@ -64,7 +64,7 @@ class Answering:
         """End the question soon, as cancelled."""
         if self._cancelled is None:
             self._cancelled = reason or "cancelled"
-        if self._scope is not None:
+        if self._scope is not None and not self._scope.expired():
             self._scope.reschedule(asyncio.get_running_loop().time())
 
     async def answer(self, producer: Producer) -> QueryResult:
@@ -143,6 +143,7 @@ class Answering:
         except Exception as exc:  # a bug in one question must not end the others
             log.exception("question_raised", query_id=self.request.query_id)
             verdict = Verdict(kind="failed", reason="agent_error", detail=type(exc).__name__)
+        self._scope = None  # a scope that is over cannot be ended again
         await self._release(flow)
         return verdict
 

@@ -11,6 +11,9 @@ from typing import Any
 
 import pytest
 
+from services.text2sql.answering import Answering
+from services.text2sql.desk import open_desk
+from services.text2sql.params import AgentParams
 from services.text2sql.samples.writing import (
     Question,
     sample_file,
@@ -32,6 +35,7 @@ from shared.contracts.query_events import QueryEvent
 from shared.contracts.topics import CANCELLATIONS, DEAD_LETTERS, QUERIES, QUERY_RESULTS
 from shared.domain.text2sql import STAGES
 from shared.ports import TopicPartition
+from shared.sdk import open_producer
 from tests.support.agents import TOPICS, AgentBench, open_agent_bench, scripted
 from tests.support.played_mesh import completed
 from tests.support.sample_tables import run_all as run_statements
@@ -326,6 +330,20 @@ async def test_a_cancelled_question_ends_cancelled(bench: AgentBench):
         assert (result.kind, result.detail) == ("cancelled", "the user left")
         early = await bench.ask(QUESTION, query_id="early")
         assert early.kind == "cancelled"
+
+
+async def test_a_cancellation_that_comes_too_late_changes_nothing(bench: AgentBench):
+    """A question whose time is over is over, and whoever cancels it is told nothing."""
+    params = AgentParams(agent_id="agent", databases=bench.databases)
+    request = QueryRequest(query_id="late", question=QUESTION, slo_s=0.001)
+    async with (
+        open_desk(params, bench.clock, None) as desk,
+        open_producer(bench.broker, TOPICS, bench.clock, partition=0) as producer,
+    ):
+        answering = Answering(request, bench.clock.now_s(), desk)
+        result = await answering.answer(producer)
+        answering.cancel("too late")
+    assert result.kind == "evicted"
 
 
 @pytest.mark.parametrize(

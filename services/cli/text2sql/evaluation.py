@@ -146,7 +146,8 @@ def _plan_questions(
     for file in files:
         for one in file.questions[:limit]:
             name, url = database_named(one.database or file.database)
-            databases[name] = url
+            if databases.setdefault(name, url) != url:
+                raise ConfigError(f"two databases of the question files are called {name!r}")
             found.append(msgspec.structs.replace(one, database=name))
     if len({one.id for one in found}) < len(found):
         raise ConfigError("two questions have the same id")
