@@ -5,7 +5,7 @@ asked while it restarts waits for it. What it said is remembered here too, so a 
 lost its memory, or does not answer, refuses nobody.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import structlog
 
@@ -86,6 +86,17 @@ class Agents:
             for agent_id, heard in self._heard.items()
             if agent_id in found or now_s < heard.at_s + heard.notice.lease_s
         }
+
+    def view(self) -> list[dict[str, Any]]:
+        """Return who answers questions, as JSON; `databases` is null where there are too many."""
+        return [
+            {
+                "agent_id": agent_id,
+                "databases": heard.notice.databases,
+                "workflows": sorted(heard.notice.workflows),
+            }
+            for agent_id, heard in sorted(self._heard.items())
+        ]
 
     def _refusal(self, request: QueryRequest) -> Refusal | None:
         return refusal_of(request, [heard.notice for heard in self._heard.values()])

@@ -113,10 +113,12 @@ class Gateway:
         self.fleet = Fleet(clock)
         self.board = Board(params.max_queries, params.quiet_s)
         self.letters = DeadLetterDesk(broker, topics, clock)
+        self.agents = Agents(store, clock)
         self.live = Live(
             board=self.board,
             fleet=self.fleet,
             letters=self.letters,
+            agents=self.agents,
             lines=WaitingLines(store, clock),
             clock=clock,
             params=params,
@@ -209,13 +211,12 @@ class Gateway:
         )
         self.query_desk = QueryDesk(questions, chunks, self._store, clock, params)
         start(self.query_desk.run(), "queries")
-        agents = Agents(self._store, clock)
-        start(agents.run(), "agents")
+        start(self.agents.run(), "agents")
         queries = QueryRoutes(
             desk=self.query_desk,
             access=self.access,
             admission=admission,
-            agents=agents,
+            agents=self.agents,
             params=params,
         )
         start(self._report(desk), "report")

@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 from typing import Any
 
+from services.gateway.agents import Agents
 from services.gateway.board import Board
 from services.gateway.dead_letters import DeadLetterDesk
 from services.gateway.fleet import Fleet
@@ -31,6 +32,7 @@ class Live:
         board: Queries.
         fleet: Instances.
         letters: Dead letters.
+        agents: Who answers questions.
         lines: Waiting lines; read only while somebody looks.
         clock: Mesh clock.
         params: Period and bounds.
@@ -42,6 +44,7 @@ class Live:
         board: Board,
         fleet: Fleet,
         letters: DeadLetterDesk,
+        agents: Agents,
         lines: WaitingLines,
         clock: Clock,
         params: GatewayParams,
@@ -49,6 +52,7 @@ class Live:
         self._board = board
         self._fleet = fleet
         self._letters = letters
+        self._agents = agents
         self._lines = lines
         self._clock = clock
         self._params = params
@@ -145,6 +149,7 @@ class Live:
             "fleet": self.fleet_view(),
             "alpha_now": dict(self._board.alpha_now),
             "dead_letters": self._letters.num_seen,
+            "agents": self._agents.view(),
         }
 
     def _instance(self, state: InstanceState) -> dict[str, Any]:

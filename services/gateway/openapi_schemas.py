@@ -125,7 +125,17 @@ def plain_schemas() -> dict[str, Json]:
             predicted_p95_s=maybe,
             at_s=number,
         ),
+        "Agent": _object(
+            agent_id=text,
+            databases={
+                "type": ["array", "null"],
+                "description": "Names that it knows; null: too many to list.",
+                "items": text,
+            },
+            workflows={"type": "array", "items": text},
+        ),
         "Mesh": _object(
+            agents={"type": "array", "items": {"$ref": REF.format(name="Agent")}},
             fleet={"type": "array", "items": {"$ref": REF.format(name="Instance")}},
             queries={"type": "array", "items": {"$ref": REF.format(name="QueryRow")}},
             alpha={"type": "array", "items": {"$ref": REF.format(name="AlphaChange")}},

@@ -73,6 +73,9 @@ async def test_an_unknown_name_is_refused_with_the_nearest(
     async with RedisStore.open(RedisParams(url=mesh.state_url)) as store:
         await announce_agent(store, "agent", LEAGUE)
     answer = await asked(mesh, **wrong)
+    async with httpx.AsyncClient(base_url=mesh.gateway_url) as client:
+        shown = (await client.get("/api/mesh")).json()["agents"]
+    assert shown == [{"agent_id": "agent", "databases": ["league"], "workflows": ["text2sql"]}]
     error = answer.json()["error"]
     assert (answer.status_code, error["code"]) == (400, code)
     assert error["param"] == code.removeprefix("unknown_")
