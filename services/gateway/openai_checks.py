@@ -66,14 +66,12 @@ def _check_message(place: str, message: Any) -> None:
         if role != "assistant" or not any(message.get(name) for name in IN_PLACE_OF_CONTENT):
             refuse(f"{place}.content", "a text is needed; null goes with tool_calls only")
     else:
-        _check_content(f"{place}.content", content, is_asked=role == "user")
+        _check_content(f"{place}.content", content)
 
 
-def _check_content(place: str, content: Any, *, is_asked: bool) -> None:
-    """Check a text or a list of parts; what a user says must not be blank."""
+def _check_content(place: str, content: Any) -> None:
+    """Check a text or a list of parts; an empty text is one, as engines take it."""
     if isinstance(content, str):
-        if is_asked and not content.strip():
-            refuse(place, "it is blank; a text is needed")
         return
     if not isinstance(content, list):
         refuse(place, "a text or a list of parts is needed")
@@ -84,8 +82,6 @@ def _check_content(place: str, content: Any, *, is_asked: bool) -> None:
             refuse(f"{place}[{index}]", "a part is an object with a type")
         if part["type"] == "text" and not isinstance(part.get("text"), str):
             refuse(f"{place}[{index}].text", "a text is needed")
-    if is_asked and all(one["type"] == "text" and not one["text"].strip() for one in content):
-        refuse(place, "it is blank; a text is needed")
 
 
 def check_fields(body: Mapping[str, Any]) -> None:
