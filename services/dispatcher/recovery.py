@@ -38,6 +38,8 @@ OLD_PROBE_S = 600.0
 OLD_PROBES_AT_ONCE = 16
 RETRY_S = 0.2
 HANDOVER_S = 2.0
+SIGN_OF_LIFE = 0
+"""Partition on which a dispatcher probes that owns none: a spare one, or all after an outage."""
 log = structlog.get_logger(__name__)
 
 
@@ -113,6 +115,7 @@ class Recovery:
         # One life of this process: probes of an earlier one are another owner's.
         self._owner_id = f"{params.dispatcher_id}.{secrets.token_hex(3)}"
         self._own_key = f"{PROBE_KEY}{self._owner_id}"
+        self._probed: set[int] = set()
         self._seq = 0
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -129,7 +132,8 @@ class Recovery:
             await self._read(consumer, group, stop)
             probing.cancel()
             await self._give_up(list(self._wards))
-            await self._remove_own_probes(consumer)
+            for partition in sorted(self._probed):
+                await self._remove_probe(self._own_key, partition)
         self._health.retire("recovery")
 
     async def _read(
@@ -233,10 +237,13 @@ class Recovery:
     # Probes.
 
     async def _probe_regularly(self, consumer: Consumer) -> None:
+        """Probe every owned partition; who owns none says on another that it is alive."""
         while True:
+            partitions = {tp.partition for tp in consumer.assignment()} or {SIGN_OF_LIFE}
+            self._probed |= partitions
             async with asyncio.TaskGroup() as group:
-                for tp in sorted(consumer.assignment()):
-                    group.create_task(self._probe(tp.partition), name="probe-one")
+                for partition in sorted(partitions):
+                    group.create_task(self._probe(partition), name="probe-one")
             await self._clock.sleep_wall(self._params.probe_interval_s)
 
     async def _probe(self, partition: int) -> None:
@@ -254,7 +261,3 @@ class Recovery:
             await self._publisher.once(INSTANCE_STATES, None, key=key, partition=partition)
         except BrokerUnavailable:
             log.debug("probe_left", key=key)
-
-    async def _remove_own_probes(self, consumer: Consumer) -> None:
-        for tp in sorted(consumer.assignment()):
-            await self._remove_probe(self._own_key, tp.partition)

@@ -1,6 +1,7 @@
 """Recovery: what a dead or departed instance held goes back, once and completely."""
 
 import asyncio
+from collections import Counter
 
 import msgpack
 import pytest
@@ -291,3 +292,34 @@ async def test_a_stop_during_a_rescue_ends_it_and_leaves_the_rest_for_the_next_o
     mesh.broker.refuse_publish = lambda _: False
     async with mesh.running(id="d2", dead_after_s=DEAD_AFTER_S):
         await mesh.pass_time_until(lambda: _handed_back(mesh))
+
+
+async def test_who_owns_no_partition_says_that_it_is_alive(mesh: Mesh):
+    """A spare dispatcher, or one that joins again after an outage, probes on one partition.
+
+    What it wrote is withdrawn when it stops, wherever that was.
+    """
+
+    async def probed() -> Counter[int]:
+        records = await mesh.records(INSTANCE_STATES)
+        own = [
+            r for r in records if r.value is not None and (r.key or b"").startswith(b"probe/d1.")
+        ]
+        return Counter(record.tp.partition for record in own)
+
+    async with mesh.running(probe_interval_s=0.5):
+        await mesh.pass_time(2)
+        owned = await probed()
+        assert len(owned) == TOPICS.state_partitions
+        mesh.broker.consumers["t.recovery"].assignment = frozenset
+        await mesh.pass_time(1)
+        before = await probed()
+        await mesh.pass_time(3)
+        assert (await probed()) - before == {0: (await probed())[0] - before[0]}
+        assert (await probed())[0] > before[0]
+    withdrawn = [
+        record.tp.partition
+        for record in await mesh.records(INSTANCE_STATES)
+        if record.value is None and (record.key or b"").startswith(b"probe/d1.")
+    ]
+    assert sorted(withdrawn) == sorted(owned)
