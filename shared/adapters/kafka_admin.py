@@ -6,6 +6,7 @@ the group error of a position request; the requests here do neither.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Sequence
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from aiokafka import errors as kafka
@@ -137,20 +138,18 @@ class KafkaAdmin:
         await self._ask("asking for brokers", self._client.broker_count)
 
     async def dismiss(self, group: str, client_id: str) -> int:
-        """Remove the one member of a group that has a client id; see the port."""
+        """Remove the members of a group that have a client id; see the port."""
+        removed: set[str] = set()
 
-        async def attempt() -> int:
-            members = await self._client.members(group)
-            ids = [member_id for member_id, client in members if client == client_id]
-            if len(ids) != 1:
-                return 0
-            try:
-                await self._client.remove(group, ids[0])
-            except kafka.UnknownMemberIdError:
-                return 0  # it has left meanwhile
-            return 1
+        async def attempt() -> None:
+            for member_id, client in await self._client.members(group):
+                if client == client_id and member_id not in removed:
+                    with suppress(kafka.UnknownMemberIdError):  # it has left meanwhile
+                        await self._client.remove(group, member_id)
+                        removed.add(member_id)
 
-        return await self._ask(f"removing a member of group {group}", attempt)
+        await self._ask(f"removing a member of group {group}", attempt)
+        return len(removed)
 
     async def partitions_of(self, topic: str) -> int:
         """Return the number of partitions of a topic, or raise UnknownTopic."""

@@ -226,7 +226,8 @@ class Broker(Protocol):
     async def dismiss(self, group: str, client_id: str) -> int:
         """Remove a dead member from a group, so that others get its partitions now.
 
-        Returns how many were removed: none where no member, or more than one, has the client id.
+        It may be there more than once: after an outage a client joins anew, and what it was before
+        is known to the group until its session ends. Returns how many were removed.
 
         Raises:
             BrokerUnavailable: The broker does not answer.

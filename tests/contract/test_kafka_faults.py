@@ -315,29 +315,32 @@ async def test_member_without_heartbeats_loses_its_partitions(
 
 
 async def test_a_dead_member_can_be_dismissed(kafka_server: KafkaServer, prefix: str) -> None:
-    """Its partitions move long before its session ends."""
+    """Its partitions move long before its session ends, those of its earlier life too."""
     group = prefix + "g"
     dead = params(kafka_server, session_timeout_s=60.0, client_id=prefix + "dead")
     alive = params(kafka_server, session_timeout_s=60.0, client_id=prefix + "alive")
     async with KafkaBroker.open(dead) as first, KafkaBroker.open(alive) as second:
-        topic = await make_topic(second, prefix + "t", 2)
+        topic = await make_topic(second, prefix + "t", 3)
         async with (
+            first.group_consumer([topic], group) as earlier,
             first.group_consumer([topic], group) as silent,
             second.group_consumer([topic], group) as heir,
         ):
 
-            async def both() -> None:
-                await heir.fetch()
-                await silent.fetch()
+            async def fetch_all() -> None:
+                for member in (heir, silent, earlier):
+                    await member.fetch()
 
-            await until(lambda: len(heir.assignment()) == 1, both)
-            for name in COORDINATOR_TASKS:  # no heartbeat any more, and no goodbye
-                task = getattr(silent._client._coordinator, name, None)
-                if task is not None:
-                    task.cancel()
+            members = (heir, silent, earlier)
+            await until(lambda: [len(m.assignment()) for m in members] == [1, 1, 1], fetch_all)
+            for member in (silent, earlier):  # no heartbeat any more, and no goodbye
+                for name in COORDINATOR_TASKS:
+                    task = getattr(member._client._coordinator, name, None)
+                    if task is not None:
+                        task.cancel()
             assert await second.dismiss(group, prefix + "nobody") == 0
-            assert await second.dismiss(group, prefix + "dead") == 1
-            await until(lambda: len(heir.assignment()) == 2, heir.fetch)
+            assert await second.dismiss(group, prefix + "dead") == 2
+            await until(lambda: len(heir.assignment()) == 3, heir.fetch)
 
 
 async def test_append_times_come_from_the_broker(kafka_server: KafkaServer, prefix: str) -> None:
