@@ -111,7 +111,7 @@ async def test_the_speed_of_an_instance_is_published_once_it_is_known():
     assert request.speed_factors == {"a100-0": 3.0}
     assert request.believed_factors == {"a100-0": speeds[0].factor}
     assert request.past is not None
-    assert request.past.believed_factors == {}
+    assert request.past.believed_factors == {"a100-0": 1.0}
 
 
 async def test_a_tuner_that_comes_next_reads_the_window_again_and_goes_on():
