@@ -14,6 +14,7 @@ from shared.contracts.messages import LatencyEvent, StageRequest
 from shared.errors import QueueFull
 from shared.ports import Clock
 from shared.scheduling.admission import Admission, AdmissionRules, Asked
+from shared.scheduling.latency import service_s
 from shared.scheduling.policy import InstanceView
 from shared.scheduling.pool_rate import pool_rate
 from shared.scheduling.profiles import FleetTimes
@@ -80,6 +81,12 @@ class Gate:
         pool.admission.demand.stage_begins(query_id, key, now_s)
         return None
 
+    def turned_away(self, request: StageRequest) -> None:
+        """Forget a query one of whose calls was refused: no event will tell its end."""
+        name = self._models.get(request.model)
+        if name is not None:
+            self._pools[name].admission.demand.remove(request.effective_query_id)
+
     def see(self, event: LatencyEvent) -> None:
         """Take a latency event."""
         pool = self._pools.get(self._models.get(event.model, ""))
@@ -90,7 +97,8 @@ class Gate:
 
     def _learn(self, pool: _Pool, event: LatencyEvent, *, is_news: bool) -> None:
         now_s, times = self._clock.now_s(), self._times(pool)
-        work_s = times.call_s(event.workflow, event.stage)
+        lengths = (event.usage.input_tokens, event.predicted_output_tokens)
+        work_s = _call_s(pool.members, times.call_s(event.workflow, event.stage), *lengths)
         if event.kind != "completed":
             pool.admission.demand.remove(event.query_id)
             return
@@ -120,8 +128,14 @@ class Gate:
         request = prepared.request
         query_id = request.effective_query_id
         pool.asked_for = (request.workflow, request.stage)
+        if not any(view.num_outstanding for view in pool.members):
+            pool.admission.demand.forget_resting(now_s)
         times = self._times(pool)
         path_s, work_s = times.stage_s(request.workflow, request.stage), _work_s(times, request)
+        if request.siblings == 1:
+            lengths = (prepared.call.input_tokens, prepared.call.output_tokens)
+            path_s = _call_s(pool.members, path_s, *lengths)
+            work_s = _call_s(pool.members, work_s, *lengths)
         if not request.is_alone:
             place = (request.workflow, request.stage, request.iteration)
             path_s += times.remaining_s(*place)
@@ -195,6 +209,28 @@ def is_new_query(request: StageRequest) -> bool:
 
 def _work_s(times: FleetTimes, request: StageRequest) -> float:
     return request.siblings * times.call_s(request.workflow, request.stage)
+
+
+def _call_s(
+    views: Sequence[InstanceView], expected_s: float, input_tokens: int, output_tokens: float
+) -> float:
+    """Return the expected time of a call of its stage, or of these lengths where that is less.
+
+    A call with a short limit is not what its stage usually is. No output tokens: not known.
+    """
+    if output_tokens <= 0:
+        return expected_s
+    times_s = [
+        service_s(
+            view.spec,
+            input_tokens=max(1, input_tokens),
+            cached_tokens=0,
+            output_tokens=output_tokens,
+            speed_factor=view.speed_factor,
+        )
+        for view in views
+    ]
+    return min(expected_s, sum(times_s) / len(times_s)) if times_s else expected_s
 
 
 def _ended_s(event: LatencyEvent) -> float:

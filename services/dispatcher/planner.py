@@ -122,7 +122,10 @@ class Planner:
         for call in self._book.take_new(group):
             if not self._params.admission:
                 continue
-            reason = self._gate.judge(self._prepared(call, views), views)
+            prepared = self._prepared(call, views)
+            if not any(is_eligible(prepared.call, view) for view in views):
+                continue  # no room would help it: it is refused for what it is, or waits
+            reason = self._gate.judge(prepared, views)
             if reason is not None:
                 self._refuse(call, _verdict(reason, call), decisions)
 
@@ -216,6 +219,7 @@ class Planner:
             self._refuse(call, _verdict(QueueFull.reason, call), decisions)
 
     def _refuse(self, call: OpenCall, verdict: Verdict, decisions: Decisions) -> None:
+        self._gate.turned_away(call.request)
         self._book.begin_publish(call)
         decisions.verdicts.append((call, verdict))
 

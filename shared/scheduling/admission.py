@@ -22,6 +22,8 @@ from collections.abc import Mapping
 import msgspec
 
 OVERLOADED = "overloaded"
+REST_S = 2.0
+"""Until what a pool is doing is known everywhere, mesh seconds."""
 DEMOTION_S = 1e9
 """Put on the queue score of a hopeless call: no two calls that may still be in time differ so."""
 
@@ -148,6 +150,14 @@ class Demand:
             late.append(self._order[0][1])
             self.remove(late[-1])
         return late
+
+    def forget_resting(self, now_s: float) -> None:
+        """Forget what an idle pool owes nobody: queries of which nothing was heard for a moment.
+
+        One that rests between two stages is counted again with its next call.
+        """
+        for query_id in [q for q, one in self._open.items() if now_s - one.seen_s > REST_S]:
+            self.remove(query_id)
 
     def forget_silent(self, now_s: float) -> int:
         """Forget queries nothing was heard of for half of their time: they ended before we knew."""

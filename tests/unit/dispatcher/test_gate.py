@@ -11,6 +11,7 @@ from services.dispatcher.params import DispatcherParams
 from services.dispatcher.preparation import prepare
 from shared.adapters.clock import ManualClock
 from shared.contracts.messages import CallTimes, LatencyEvent, StageRequest
+from shared.scheduling.admission import REST_S
 from shared.scheduling.policy import InstanceView
 from tests.support.dispatching import make_request
 from tests.support.scheduling import make_spec
@@ -33,11 +34,11 @@ class Bench:
         given.setdefault("arrival_s", given["ready_at_s"])
         return make_request(f"{query_id}-{stage}-{fields.get('sibling', 0)}", **given)
 
-    def judge(self, request: StageRequest) -> str | None:
+    def judge(self, request: StageRequest, views: tuple[InstanceView, ...] = VIEWS) -> str | None:
         """Ask about a call."""
         memory = QueryMemory(10)
-        prepared = prepare(request, VIEWS, self.control.predictor, self.params, memory)
-        return self.gate.judge(prepared, VIEWS)
+        prepared = prepare(request, views, self.control.predictor, self.params, memory)
+        return self.gate.judge(prepared, views)
 
     def fill(self) -> int:
         """Let queries in until one is turned away; returns how many got in."""
@@ -139,3 +140,41 @@ def test_a_new_dispatcher_learns_the_rate_from_the_past():
             taught.call(f"old{index}", arrival_s=at_s - 9.0), times=times, slo_s=8.0, t_comp_s=5.0
         )
     assert taught.fill() > 2 * fresh.fill()
+
+
+async def test_an_idle_mesh_turns_nobody_away_for_queries_that_rest():
+    """What was let in and is not heard of owes an idle mesh nothing; a busy one still counts it."""
+    bench = Bench()
+    bench.fill()
+    busy = (msgspec.structs.replace(VIEWS[0], num_running=1),)
+    await bench.clock.advance(REST_S + 1.0)
+    assert bench.judge(bench.call("while busy"), busy) == "overloaded"
+    assert bench.judge(bench.call("while idle")) is None
+
+
+def test_a_burst_on_an_idle_mesh_is_still_bounded():
+    """Queries that come at one instant count although none of them runs yet."""
+    bench = Bench()
+    assert bench.fill() < 1_000
+    assert bench.judge(bench.call("one more")) == "overloaded"
+
+
+def test_a_refused_call_leaves_no_promise_behind():
+    """A query one of whose calls was refused elsewhere gives its share back at once."""
+    bench = Bench()
+    first = bench.call("impossible", slo_s=1e6)
+    assert bench.judge(first) is None
+    bench.gate.turned_away(first)
+    other = bench.call("other", slo_s=0.001)  # in time only where nobody else was let in
+    assert bench.judge(other) is None
+
+
+def test_a_short_limit_makes_a_call_short():
+    """A call that may write two tokens is let in where one without a limit would not be."""
+    bench = Bench()
+    assert bench.judge(bench.call("first")) is None
+    alone = {"slo_s": 5.0, "arrival_s": bench.clock.now_s(), "ready_at_s": bench.clock.now_s()}
+    long = make_request("long", query_id=None, max_tokens=4_000, **alone)
+    assert bench.judge(long) == "overloaded"
+    short = make_request("short", query_id=None, max_tokens=2, **alone)
+    assert bench.judge(short) is None
