@@ -25,6 +25,7 @@ from services.gateway.gateway import Gateway
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.params import GatewayParams
 from services.gateway.server import listener
+from services.gateway.settings import GatewaySettings
 from services.text2sql.app import build_agent
 from services.text2sql.params import AgentParams
 from services.tuner.app import build_tuner, replay_processes
@@ -40,10 +41,11 @@ from shared.adapters.redis_store import RedisParams, RedisStore
 from shared.adapters.simulated_engine import SimulatedEngine
 from shared.contracts.topics import Topics
 from shared.domain.instance import InstanceSpec
-from shared.errors import TransientError
+from shared.errors import ConfigError, TransientError
 from shared.ports import Broker, Clock, StateStore
 from shared.runtime.health import Health
 from shared.runtime.metrics import Metrics
+from shared.runtime.settings import load
 from shared.runtime.tuning_journal import Journal, unheard
 from shared.scheduling.policies import DEFAULT_ALPHA, DEFAULT_POLICY, make_policy
 from shared.scheduling.tuning import TuningRules
@@ -357,3 +359,20 @@ def tuner_params(*, min_queries: int, **named: Any) -> TunerParams:
 def gateway_params(**named: Any) -> GatewayParams:
     """Return how a gateway behaves, see `GatewayParams`."""
     return GatewayParams(**named)
+
+
+def gateway_of_environment() -> GatewayParams:
+    """Return how a gateway behaves by the `GATEWAY_*` variables, its defaults elsewhere.
+
+    Raises:
+        ConfigError: One is misspelt or wrong, or says where to listen, which the command does.
+    """
+    settings = load(GatewaySettings)
+    named = {name: getattr(settings, name) for name in settings.model_fields_set}
+    if named.keys() & {"host", "port"}:
+        raise ConfigError(
+            "GATEWAY_HOST and GATEWAY_PORT are for python -m services.gateway: a mesh in one "
+            "process serves on this machine only, on --port"
+        )
+    named.pop("allow_anonymous", None)
+    return gateway_params(**named)

@@ -1,6 +1,7 @@
 """The gateway of a mesh that the command line starts: options, its port, what is said of it."""
 
 import socket
+from collections.abc import Iterable
 from typing import Annotated
 
 import typer
@@ -9,6 +10,7 @@ from shared.adapters.local_process import LOOPBACK, free_port
 from shared.errors import ConfigError
 
 DEFAULT_PORT = 8080
+OF_PROCESSES = ("DISPATCHER_", "WORKER_", "TUNER_", "TEXT2SQL_")
 
 GatewayOption = Annotated[
     bool,
@@ -44,10 +46,27 @@ def port_of(*, wanted: bool, port: int | None) -> int | None:
     return port
 
 
-def gateway_text(port: int) -> str:
-    """Return what a person can do with the gateway."""
+def gateway_text(port: int, keys_file: str | None = None) -> str:
+    """Return what a person can do with the gateway.
+
+    Args:
+        port: Where it listens.
+        keys_file: The keys it lets in; None: all.
+    """
     url = f"http://{LOOPBACK}:{port}"
-    return f"Dashboard: [bold]{url}[/bold]   OpenAI API: base URL {url}/v1, any API key"
+    keys = "any API key" if not keys_file else f"API keys of {keys_file}"
+    return f"Dashboard: [bold]{url}[/bold]   OpenAI API: base URL {url}/v1, {keys}"
+
+
+def unused_text(environ: Iterable[str]) -> str:
+    """Return which variables a mesh in one process does not read; empty: none is set."""
+    unused = sorted(name for name in environ if name.upper().startswith(OF_PROCESSES))
+    if not unused:
+        return ""
+    return (
+        f"[yellow]Not used by a mesh in one process: {', '.join(unused)}.[/yellow] They are for "
+        "services of their own: --kafka HOST:PORT --redis URL."
+    )
 
 
 def _is_free(port: int) -> bool:

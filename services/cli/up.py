@@ -18,11 +18,17 @@ from services.cli.driver import CANCEL_WAIT_S
 from services.cli.embedded import (
     EmbeddedMesh,
     EmbeddedParams,
-    gateway_params,
+    gateway_of_environment,
     open_embedded,
     open_mesh_on,
 )
-from services.cli.gateway_options import GatewayOption, PortOption, gateway_text, port_of
+from services.cli.gateway_options import (
+    GatewayOption,
+    PortOption,
+    gateway_text,
+    port_of,
+    unused_text,
+)
 from services.cli.interrupts import run_until_stopped
 from services.cli.options import (
     AlphaOption,
@@ -140,7 +146,7 @@ async def up(plan: UpPlan, console: Console, stop: asyncio.Event) -> None:
 
 @asynccontextmanager
 async def _open(plan: UpPlan, engines: Fleet, console: Console) -> AsyncIterator[MeshAccess]:
-    fleet = engines.specs
+    fleet, is_served = engines.specs, plan.gateway_port is not None and plan.settings is None
     params = EmbeddedParams(
         fleet=fleet,
         policy=plan.policy,
@@ -149,7 +155,7 @@ async def _open(plan: UpPlan, engines: Fleet, console: Console) -> AsyncIterator
         admission=True,
         open_engine=engines.open_engine,
         agent=agent_of_fleet(plan.databases, engines),
-        gateway=gateway_params() if plan.gateway_port is not None else None,
+        gateway=gateway_of_environment() if is_served else None,
         gateway_address=(LOOPBACK, plan.gateway_port or 0),
     )
     async with AsyncExitStack() as stack:
@@ -179,7 +185,10 @@ async def _open(plan: UpPlan, engines: Fleet, console: Console) -> AsyncIterator
             console.print(f"The whole mesh runs in this process: {_services(engines)}.")
             console.print(UNREACHABLE)
         if plan.gateway_port is not None:
-            console.print(gateway_text(plan.gateway_port), soft_wrap=True)
+            keys_file = os.environ.get("GATEWAY_KEYS_FILE")
+            console.print(gateway_text(plan.gateway_port, keys_file), soft_wrap=True)
+        if plan.settings is None and (unused := unused_text(os.environ)):
+            console.print(unused, soft_wrap=True)
         if plan.databases:
             console.print(agent_text(plan.databases, engines), soft_wrap=True)
         yield access
@@ -376,5 +385,7 @@ def command(
     if plan.engines is not None and time_scale != 1:
         raise ConfigError("real engines run in real time: --time-scale goes with simulated ones")
     make_policy(plan.policy, plan.alpha)
+    if plan.gateway_port is not None and not kafka:
+        gateway_of_environment()  # says what is wrong before anything is started
     check_databases(plan.databases)
     run_until_stopped(lambda stop: up(plan, stderr_console(), stop))
