@@ -15,6 +15,9 @@ from shared.errors import ConfigError, MeshError
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
+UNUSABLE = frozenset(
+    {errno.ENOENT, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG}
+)
 UNWRITABLE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS})
 
 
@@ -40,6 +43,21 @@ def shown_path(path: Path) -> str:
     """Return a path as a person types it here: relative where it lies below this folder."""
     here = Path.cwd()
     return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
+
+
+def check_output(path: Path | None) -> None:
+    """Refuse a file that could not be written later, before the work for it is done.
+
+    Raises:
+        ConfigError: Its folder is missing or may not be written in, or it is a folder itself.
+    """
+    if path is None:
+        return
+    if path.is_dir():
+        raise ConfigError(f"{path} is a folder; name a file")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        why = "may not be written" if path.parent.is_dir() else f"there is no folder {path.parent}"
+        raise ConfigError(f"{path} cannot be written: {why}")
 
 
 def how_to_activate() -> str:
@@ -82,6 +100,9 @@ def exit_code_for(exc: BaseException) -> int | None:
     if isinstance(exc, OSError) and exc.errno in UNWRITABLE:
         print(f"hexflow: the output cannot be written: {exc.strerror}", file=sys.stderr)
         return EXIT_FAILED
+    if isinstance(exc, OSError) and exc.errno in UNUSABLE and exc.filename is not None:
+        print(f"hexflow: {exc.filename}: {exc.strerror}", file=sys.stderr)
+        return EXIT_USAGE
     error = mesh_error_in(exc)
     if error is None:
         return None

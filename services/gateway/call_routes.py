@@ -36,7 +36,7 @@ from services.gateway.openai_answers import (
 )
 from services.gateway.openai_requests import Asked, parse_chat, parse_object, parse_text
 from services.gateway.params import GatewayParams
-from services.gateway.problems import Problem, model_not_found, problem_of, unavailable
+from services.gateway.problems import Problem, model_not_found, problem_of
 from services.gateway.query_memory import QueryMemory
 from services.gateway.tenants import Tenant
 from shared.contracts.messages import CallOutcome, StageRequest
@@ -121,7 +121,7 @@ class CallRoutes:
         fields = mesh_fields(request.headers, body)
         tenant = self._access.tenant(request.headers, fields.tenant)
         asked = parse(body)
-        self._check_model(asked.model)
+        self._fleet.check(asked.model)
         key = request.headers.get(IDEMPOTENCY)
         call = self._request(asked, fields, tenant, body, key)
         late_s = fields.late_s if fields.late_s is not None else self._params.late_s
@@ -139,13 +139,6 @@ class CallRoutes:
             shape,
             late_s,
         )
-
-    def _check_model(self, model: str) -> None:
-        if any(True for _ in self._fleet.serving(model)):
-            return
-        if self._fleet.has_any():
-            raise model_not_found(model, self._fleet.offered())
-        raise unavailable("every instance")
 
     def _request(
         self,

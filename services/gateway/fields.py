@@ -90,7 +90,12 @@ def mesh_fields(headers: Mapping[str, str], body: Mapping[str, Any]) -> MeshFiel
 
 
 def tenants_query_id(tenant: str, query_id: str) -> str:
-    """Return a query's id on the mesh: no tenant can name, or cancel, another's query."""
+    """Return a query's id on the mesh: no tenant can name, or cancel, another's query.
+
+    An id that the tenant was told, which begins with its name, is taken as it is.
+    """
+    if query_id.startswith(f"{tenant}/"):
+        return query_id
     full = f"{tenant}/{query_id}"
     if len(full) <= MAX_ID:
         return full

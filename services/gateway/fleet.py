@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 
+from services.gateway.problems import model_not_found, unavailable
 from shared.contracts.epochs import epoch_of
 from shared.contracts.messages import InstanceState, SpeedUpdate
 from shared.ports import Clock
@@ -71,6 +72,18 @@ class Fleet:
     def has_any(self) -> bool:
         """Return whether any instance is live."""
         return any(self.is_live(seen.state) for seen in self._seen.values())
+
+    def check(self, model: str) -> None:
+        """Refuse a model that no live instance offers.
+
+        Raises:
+            Problem: 404 with the nearest name, or 503 where no instance is live at all.
+        """
+        if any(True for _ in self.serving(model)):
+            return
+        if self.has_any():
+            raise model_not_found(model, self.offered())
+        raise unavailable("every instance")
 
     def features(self, model: str) -> frozenset[str]:
         """Return the abilities that the model's live instances declare."""

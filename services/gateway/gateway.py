@@ -217,6 +217,7 @@ class Gateway:
             access=self.access,
             admission=admission,
             agents=self.agents,
+            fleet=self.fleet,
             params=params,
         )
         start(self._report(desk), "report")

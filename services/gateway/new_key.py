@@ -11,7 +11,7 @@ from services.gateway.tenants import new_key
 
 def main(arguments: list[str]) -> int:
     """Print a new key and its entry for the keys file."""
-    if len(arguments) != 1:
+    if len(arguments) != 1 or arguments[0].startswith("-"):
         print("usage: python -m services.gateway.new_key TENANT", file=sys.stderr)  # noqa: T201
         return 2
     key, stored = new_key()

@@ -17,6 +17,7 @@ from services.gateway.admission import Admission
 from services.gateway.agents import Agents
 from services.gateway.asgi import json_response, read_body, send_events, send_json, unless_gone
 from services.gateway.fields import tenants_query_id
+from services.gateway.fleet import Fleet
 from services.gateway.openai_answers import event
 from services.gateway.openai_requests import parse_object
 from services.gateway.params import GatewayParams
@@ -76,6 +77,7 @@ class QueryRoutes:
         access: Says who is asking.
         admission: Says who gets in.
         agents: Says who could answer.
+        fleet: The instances.
         params: Bounds.
     """
 
@@ -86,10 +88,12 @@ class QueryRoutes:
         access: Access,
         admission: Admission,
         agents: Agents,
+        fleet: Fleet,
         params: GatewayParams,
     ) -> None:
         self._desk = desk
         self._agents = agents
+        self._fleet = fleet
         self._access = access
         self._admission = admission
         self._params = params
@@ -105,6 +109,8 @@ class QueryRoutes:
         except msgspec.ValidationError as exc:
             text, param = wrong_fields(exc, Question.__struct_fields__)
             raise Problem(400, text, code="invalid_value", param=param) from exc
+        if not question.question.strip():
+            raise Problem(400, "there is no question", code="invalid_value", param="question")
         tenant = self._access.tenant(request.headers, question.tenant)
         key = request.headers.get(IDEMPOTENCY)
         asked = self._request(question, tenant, key)
@@ -113,6 +119,8 @@ class QueryRoutes:
                 await place.enter_async_context(self._admission.place(tenant))
                 if not self._params.asks_unannounced:
                     await self._agents.check(asked)
+                if asked.model:
+                    self._fleet.check(asked.model)
             query = await self._desk.ask(asked, place)
         return QueryResponse(query, streams=question.stream)
 

@@ -21,7 +21,7 @@ from shared.contracts.query_events import QueryEvent, encode_event, event_stream
 from shared.contracts.topics import CANCELLATIONS, QUERIES, QUERY_RESULTS
 from shared.ports import TopicPartition
 from shared.sdk import announce_agent
-from tests.support.gateway import gateway_mesh, quick_fleet, until
+from tests.support.gateway import gateway_mesh, gateway_of, quick_fleet, until
 
 ASK = {"question": "how many orders were late?", "database": "shop"}
 
@@ -236,7 +236,9 @@ async def test_tenants_cannot_see_or_cancel_each_others_questions(tmp_path: Path
             other = {"authorization": f"Bearer {zeta}"}
             body = {**ASK, "stream": False, "query_id": "q"}
             assert (await client.post("/v1/queries", json=body, headers=own)).status_code == 200
-            assert (await client.get("/v1/queries/q", headers=own)).status_code == 200
+            told = (await client.get("/v1/queries/q", headers=own)).json()["query_id"]
+            assert told == "acme/q"
+            assert (await client.get(f"/v1/queries/{told}", headers=own)).status_code == 200
             for name in ("q", "acme/q"):
                 assert (await client.get(f"/v1/queries/{name}", headers=other)).status_code == 404
                 gone = await client.delete(f"/v1/queries/{name}", headers=other)
@@ -244,11 +246,23 @@ async def test_tenants_cannot_see_or_cancel_each_others_questions(tmp_path: Path
             assert (await client.get("/v1/queries/q")).status_code == 401
 
 
+async def test_a_model_that_nobody_offers_is_told_at_once(
+    mesh: EmbeddedMesh, http: httpx.AsyncClient
+):
+    """As for chats: 404 with the nearest name, and no query begins."""
+    await until(gateway_of(mesh).fleet.has_any, "no instance is live")
+    async with working(mesh):
+        answer = await http.post("/v1/queries", json={**ASK, "model": "defalt"})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "model_not_found")
+    assert "default" in answer.json()["error"]["message"]
+
+
 @pytest.mark.parametrize(
     ("body", "param", "told"),
     [
         (b"{}", "question", "missing"),
         (b'{"question": ""}', "question", "length"),
+        (b'{"question": " \\n"}', "question", "no question"),
         (b'{"question": "x", "databse": "y"}', "databse", "did you mean database?"),
         (b'{"question": "x", "slo_s": "soon"}', "slo_s", "float"),
         (b"[]", None, "object"),

@@ -1,8 +1,10 @@
 """API keys and tenants on a running gateway."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import httpx
 import openai
 import pytest
 from openai import AsyncOpenAI
@@ -118,3 +120,24 @@ async def test_keys_are_taken_away_without_a_restart(mesh: EmbeddedMesh, keys: K
         await until(lambda: gateway.access.tenants.names() == ["other"], "not read")
         with pytest.raises(openai.AuthenticationError):
             await client.models.list()
+
+
+async def test_a_query_id_that_was_told_is_the_querys(mesh: EmbeddedMesh, keys: Keys):
+    """The id in the answer names the same query again; its owner also finds it by its own name."""
+    asked = {"model": "default", "messages": HELLO, "max_tokens": 2}
+    headers = {"authorization": f"Bearer {keys.acme}"}
+    told = set()
+    async with httpx.AsyncClient(base_url=mesh.gateway_url, timeout=60.0) as http:
+        await until(gateway_of(mesh).fleet.has_any, "no instance is live")
+        for name in ("mine", "acme/mine"):
+            body = {**asked, "hexflow": {"query_id": name}}
+            answer = await http.post("/v1/chat/completions", json=body, headers=headers)
+            told.add(answer.headers["x-hexflow-query-id"])
+        assert told == {"acme/mine"}
+        for name in ("mine", "acme/mine"):
+            async with asyncio.timeout(60):
+                while (await http.get(f"/api/queries/{name}", headers=headers)).status_code != 200:
+                    await asyncio.sleep(0.02)
+            other = {"authorization": f"Bearer {keys.zeta}"}
+            answer = await http.get(f"/api/queries/{name}", headers=other)
+            assert answer.status_code == (404 if name == "mine" else 200)  # zeta may see all

@@ -9,7 +9,13 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from services.cli.console import EXIT_FAILED, print_json, stderr_console, stdout_console
+from services.cli.console import (
+    EXIT_FAILED,
+    check_output,
+    print_json,
+    stderr_console,
+    stdout_console,
+)
 from services.cli.interrupts import run_until_stopped
 from services.cli.options import (
     JsonOption,
@@ -105,6 +111,7 @@ def command(
     already is asked. What the model writes is checked, and runs read-only.
     """
     configure_logs(verbose=verbose)
+    check_output(trace)
     if not question.strip():
         raise ConfigError("there is no question")
     if (kafka is None) != (redis is None):

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from services.cli.console import print_json, stderr_console, stdout_console
+from services.cli.console import check_output, print_json, stderr_console, stdout_console
 from services.cli.interrupts import run_until_stopped
 from services.cli.options import JsonOption, VerboseOption, configure_logs
 from services.cli.real_engines import EngineOption, OpenAIOption, choice_of
@@ -192,6 +192,9 @@ def command(
     An answer is right when its rows are those of the question's own SQL.
     """
     configure_logs(verbose=verbose)
+    check_output(trace)
+    if scripted and (openai or model or engine != "llamacpp"):
+        raise ConfigError("--scripted answers by itself: leave --engine, --openai and --model out")
     engines = None if scripted else choice_of(None if openai else engine, openai)
     if not scripted and engines is None:
         raise ConfigError("a simulated engine has nothing to say: --scripted or a real engine")
