@@ -91,7 +91,7 @@ function count() {
 }
 
 function makeRow(id) {
-  const button = el("button", { type: "button", title: id }, id);
+  const button = el("button", { type: "button", title: id }, el("bdi", {}, id));
   button.addEventListener("click", () => { location.hash = `#/queries/${encodeURIComponent(id)}`; });
   const cells = Array.from({ length: 5 }, (_, index) => el("td", { role: "cell", className: index > 1 ? "num" : "" }));
   const row = el("tr", { role: "row", className: id === chosen ? "chosen" : "" }, el("td", { role: "cell" }, button), ...cells);

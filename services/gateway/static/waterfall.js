@@ -39,8 +39,16 @@ function render(query) {
     partsBar(query.explanation),
     legend(query.explanation.parts_s),
     axis(span),
-    ...query.calls.map((one) => callRow(one, query, span, critical.has(one.request_id), open.has(one.request_id))),
+    ...inOrder(query.calls).map((one) => callRow(one, query, span, critical.has(one.request_id), open.has(one.request_id))),
   );
+}
+
+// Stages as they began, the calls of one by their number.
+function inOrder(calls) {
+  const key = (one) => `${one.stage}/${one.iteration}`;
+  const begun = new Map();
+  for (const one of calls) begun.set(key(one), Math.min(begun.get(key(one)) ?? Infinity, one.ready_s));
+  return [...calls].sort((a, b) => begun.get(key(a)) - begun.get(key(b)) || a.sibling - b.sibling || a.ready_s - b.ready_s);
 }
 
 function partsBar({ parts_s: parts, total_s: total }) {
@@ -71,11 +79,12 @@ function axis(span) {
 function callRow(one, query, span, isCritical, isOpen) {
   const waited = difference(one.started_s ?? one.finished_s, one.ready_s);
   const ran = one.started_s === null ? null : difference(one.finished_s, one.started_s);
-  const name = `${one.stage} ${one.iteration}${one.siblings > 1 ? ` · ${one.sibling + 1}/${one.siblings}` : ""}`;
+  const which = `${one.iteration}${one.siblings > 1 ? ` · ${one.sibling + 1}/${one.siblings}` : ""}`;
+  const name = `${one.stage} ${which}`;
   const where = one.instance_id || "no instance";
   const slack = el("span", { className: one.slack_s !== null && one.slack_s < 0 ? "num bad" : "num" }, seconds(one.slack_s));
   const summary = el("summary", {},
-    el("span", { className: "name", title: `${name} on ${where}` }, el("b", {}, name), el("small", {}, one.kind === "completed" ? where : `${one.kind}: ${one.reason} · ${where}`)),
+    el("span", { className: "name", title: `${name} on ${where}` }, el("b", {}, el("span", { className: "stage" }, one.stage), el("span", {}, which)), el("small", {}, one.kind === "completed" ? where : `${one.kind}: ${one.reason} · ${where}`)),
     track(one, query, span), el("span", { className: "num" }, seconds(waited)), el("span", { className: "num" }, seconds(ran)), slack);
   const details = el("details", { className: `call${isCritical ? " critical" : ""}`, open: isOpen }, summary);
   details.dataset.id = one.request_id;
