@@ -6,8 +6,7 @@ once). Held back calls can be reordered, moved and cancelled; this tells what th
 """
 
 import asyncio
-import os
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from statistics import mean
 from typing import Annotated, Any
@@ -29,21 +28,23 @@ from services.cli.interrupts import run_until_stopped
 from services.cli.options import JsonOption, VerboseOption, configure_logs
 from services.cli.progress import live_progress
 from services.cli.real_engines import (
+    CoreOption,
     EngineChoice,
     EngineOption,
     Fleet,
     OpenAIOption,
     OpenEngine,
-    choice_of,
+    on_one_core,
     open_real,
 )
+from shared.adapters.engine_around import EngineAround
 from shared.adapters.openai_http import UpstreamClient
 from shared.adapters.openai_params import OpenAIParams
 from shared.contracts.messages import BoundCall
 from shared.domain.instance import InstanceSpec
 from shared.domain.trace import TraceQuery
 from shared.errors import ConfigError
-from shared.ports import Clock, Engine, EngineEvent
+from shared.ports import Clock, Engine
 from shared.scheduling.attainment import percentile
 
 OVERLOAD = 2.0
@@ -51,42 +52,13 @@ EVERYTHING = 10_000
 LOOK_S = 0.1
 
 
-class Unlimited:
-    """Implements `Engine` on another one: there is room for every call.
-
-    Args:
-        engine: What runs the calls.
-        spec: Its description, with a batch that nothing fills.
-    """
-
-    def __init__(self, engine: Engine, spec: InstanceSpec) -> None:
-        self._engine = engine
-        self.spec = spec
-
-    def generate(self, call: BoundCall, engine_id: str) -> AsyncGenerator[EngineEvent, None]:
-        """Run one call; see `Engine.generate`."""
-        return self._engine.generate(call, engine_id)
+class Unlimited(EngineAround):
+    """An engine that has room for every call."""
 
     def has_room_for(self, call: BoundCall) -> bool:
         """Return True: the call may wait inside the engine."""
         del call
         return True
-
-    async def room_changed(self) -> None:
-        """Return when there may be room; see `Engine.room_changed`."""
-        await self._engine.room_changed()
-
-    def kv_used_tokens(self) -> int:
-        """Return the KV cache in use, tokens."""
-        return self._engine.kv_used_tokens()
-
-    def foreign_s(self) -> float:
-        """Return the load from outside the mesh, mesh seconds of work."""
-        return self._engine.foreign_s()
-
-    async def wait_dead(self) -> None:
-        """Return when the engine has died."""
-        await self._engine.wait_dead()
 
 
 class AdmissionPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -269,21 +241,16 @@ def command(
     openai: OpenAIOption = None,
     queries: Annotated[int, typer.Option(min=5, help="Queries per run.")] = 20,
     repeats: Annotated[int, typer.Option(min=1, help="Runs of each kind, in turn.")] = 2,
-    core: Annotated[
-        int | None, typer.Option(min=0, help="Hold the engine on this core; default: the last.")
-    ] = None,
+    core: CoreOption = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the workload.")] = 0,
     json: JsonOption = False,
     verbose: VerboseOption = False,
 ) -> None:
     """Measure what holding calls back costs a real engine in throughput, at twice its capacity."""
     configure_logs(verbose=verbose)
-    choice = choice_of(None if openai else engine, openai)
+    choice = on_one_core(engine, openai, core)
     if choice is None:
         raise ConfigError("a simulated engine admits as its model says: --engine or --openai")
-    if choice.engine != "openai":
-        cores = (core if core is not None else max(os.sched_getaffinity(0)),)
-        choice = msgspec.structs.replace(choice, cores=cores, num_threads=1)
     plan = AdmissionPlan(engines=choice, num_queries=queries, repeats=repeats, seed=seed)
     result = run_until_stopped(lambda stop: measure_admission(plan, stderr_console(), stop))
     if not result.admitted.tokens_per_s or not result.unlimited.tokens_per_s:

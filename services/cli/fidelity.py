@@ -28,11 +28,12 @@ from services.cli.options import JsonOption, VerboseOption, configure_logs
 from services.cli.profiling import Profile, errors_json, profile_engine
 from services.cli.progress import live_progress
 from services.cli.real_engines import (
+    CoreOption,
     EngineChoice,
     EngineOption,
     Fleet,
     OpenAIOption,
-    choice_of,
+    on_one_core,
     open_real,
 )
 from shared.adapters.clock import SystemClock
@@ -246,9 +247,7 @@ def command(
     repeats: Annotated[
         int, typer.Option(min=1, help="Real runs per load; their difference is the noise.")
     ] = 2,
-    core: Annotated[
-        int | None, typer.Option(min=0, help="Hold the engine on this core; default: the last.")
-    ] = None,
+    core: CoreOption = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the workload.")] = 0,
     out: Annotated[Path, typer.Option("--out", help="Folder for the plot.")] = Path("out"),
     json: JsonOption = False,
@@ -262,12 +261,9 @@ def command(
     machine.
     """
     configure_logs(verbose=verbose)
-    choice = choice_of(None if openai else engine, openai)
+    choice = on_one_core(engine, openai, core)
     if choice is None:
         raise ConfigError("a simulated engine is the simulator itself")
-    if choice.engine != "openai":
-        cores = (core if core is not None else max(os.sched_getaffinity(0)),)
-        choice = msgspec.structs.replace(choice, cores=cores, num_threads=1)
     plan = FidelityPlan(
         engines=choice,
         loads=parse_loads(loads),

@@ -58,6 +58,9 @@ OpenAIOption = Annotated[
         "may be given several times. Its key: OPENAI_API_KEY.",
     ),
 ]
+CoreOption = Annotated[
+    int | None, typer.Option(min=0, help="Hold the engine on this core; default: the last.")
+]
 PLACEHOLDER = LatencyModel(prefill_s_per_token=1e-3, weights_s=0.02)
 
 
@@ -324,3 +327,23 @@ def choice_of(
             raise typer.Exit(run_there(lambda text: print(f"{text} ...", file=sys.stderr)))
         return EngineChoice(engine="vllm", fleet=path)
     raise ConfigError(f"no engine {engine!r}; there are simulated, llamacpp, vllm and openai")
+
+
+def on_one_core(
+    engine: str | None, openai: Sequence[str] | None, core: int | None
+) -> EngineChoice | None:
+    """Return the engines to measure, one that is started here held on a core; None: simulated ones.
+
+    Args:
+        engine: As `--engine` says, or its default; servers that are named come first.
+        openai: Servers that run already.
+        core: The core; None: the last.
+
+    Raises:
+        ConfigError: The options contradict each other.
+    """
+    choice = choice_of(None if openai else engine, openai)
+    if choice is None or choice.engine == "openai":
+        return choice
+    cores = (core if core is not None else max(os.sched_getaffinity(0)),)
+    return msgspec.structs.replace(choice, cores=cores, num_threads=1)

@@ -202,8 +202,7 @@ class Steering:
                     window.origin_s,
                     self._clock.now_s(),
                 )
-                request = self._request(fleet, window, past, pool)
-                request = msgspec.structs.replace(request, warm_up=warm_up)
+                request = self._request(fleet, window, past, pool, warm_up)
                 is_changed |= await self._decide_pool(pool, request, window, trigger)
         return is_changed
 
@@ -261,7 +260,12 @@ class Steering:
             )
 
     def _request(
-        self, fleet: tuple[InstanceSpec, ...], window: Episode, past: Past, pool: str
+        self,
+        fleet: tuple[InstanceSpec, ...],
+        window: Episode,
+        past: Past,
+        pool: str,
+        warm_up: int,
     ) -> ReplayRequest:
         speeds, known = self._tables.speeds, self._tables.alphas.get(pool)
         now_s = self._clock.now_s()
@@ -286,6 +290,7 @@ class Steering:
             cold=self._truth.cold_at(window.origin_s),
             true_changes=self._truth.changes(window.origin_s),
             hop_s=window.hop_s,
+            warm_up=warm_up,
         )
 
     def _or_undo(

@@ -11,10 +11,10 @@ from collections.abc import AsyncGenerator
 import msgspec
 import numpy as np
 
+from shared.adapters.engine_around import EngineAround
 from shared.contracts.messages import BoundCall
-from shared.domain.instance import InstanceSpec
 from shared.domain.trace import PrefixPart
-from shared.ports import Engine, EngineEvent
+from shared.ports import EngineEvent
 
 WORDS = (
     *("time", "year", "people", "way", "day", "man", "thing", "woman", "life", "child", "world"),
@@ -23,46 +23,12 @@ WORDS = (
 )
 
 
-class ReplayedPrompts:
-    """Implements `Engine` on another one.
-
-    Args:
-        engine: What runs the calls.
-        spec: A description to give instead of the engine's own: with a speed that was measured.
-    """
-
-    def __init__(self, engine: Engine, spec: InstanceSpec | None = None) -> None:
-        self._engine = engine
-        self._spec = spec
-
-    @property
-    def spec(self) -> InstanceSpec:
-        """Return the instance's description."""
-        return self._spec or self._engine.spec
+class ReplayedPrompts(EngineAround):
+    """Gives replayed calls their prompts, and runs them on another engine."""
 
     def generate(self, call: BoundCall, engine_id: str) -> AsyncGenerator[EngineEvent, None]:
         """Run one call; see `Engine.generate`."""
         return self._engine.generate(with_prompt(call), engine_id)
-
-    def has_room_for(self, call: BoundCall) -> bool:
-        """Return whether the call would be batched now."""
-        return self._engine.has_room_for(call)
-
-    async def room_changed(self) -> None:
-        """Return when there may be room; see `Engine.room_changed`."""
-        await self._engine.room_changed()
-
-    def kv_used_tokens(self) -> int:
-        """Return the KV cache in use, tokens."""
-        return self._engine.kv_used_tokens()
-
-    def foreign_s(self) -> float:
-        """Return the load from outside the mesh, mesh seconds of work."""
-        return self._engine.foreign_s()
-
-    async def wait_dead(self) -> None:
-        """Return when the engine has died."""
-        await self._engine.wait_dead()
 
 
 def with_prompt(call: BoundCall) -> BoundCall:

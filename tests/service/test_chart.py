@@ -15,8 +15,7 @@ from services.tuner.settings import TunerSettings
 from services.worker.settings import WorkerSettings
 from shared.runtime.settings import MESH_PREFIX, MeshSettings, variable_names
 from shared.simulation.fleets import parse_fleet
-from tests.support.helm import CHART, EXAMPLES, Helm, helm_program
-from tests.support.servers import MissingServerError, do_without
+from tests.support.helm import CHART, EXAMPLES, Helm
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1_800)]
 GOLDEN = Path(__file__).parents[1] / "data" / "chart"
@@ -47,15 +46,6 @@ VALUES = {example.stem: [f"--values={example}"] for example in EXAMPLES} | {
     "defaults": [OPEN],
     "everything": EVERYTHING,
 }
-
-
-@pytest.fixture(scope="module")
-def helm() -> Helm:
-    """Return Helm, or do without."""
-    try:
-        return Helm(helm_program())
-    except MissingServerError as missing:
-        do_without(missing)
 
 
 def containers(manifests: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from tests.support.checkov import checkov_program, findings
-from tests.support.helm import EXAMPLES, Helm, helm_program
+from tests.support.helm import EXAMPLES, Helm
 from tests.support.pod_security import WORKLOADS, violations
 from tests.support.servers import MissingServerError, do_without
 
@@ -40,15 +40,6 @@ LOW = {
     "CKV_K8S_43": "Image should use digest",
 }
 """Checks of low severity that the chart leaves to its user, and why; every other one is high."""
-
-
-@pytest.fixture(scope="module")
-def helm() -> Helm:
-    """Return Helm, or do without."""
-    try:
-        return Helm(helm_program())
-    except MissingServerError as missing:
-        do_without(missing)
 
 
 @pytest.fixture(scope="module")

@@ -36,6 +36,14 @@ def report_in(folder: Path) -> Any:
     return json.loads(report.read_text())
 
 
+def installed(name: str) -> str:
+    """Return a load tool's program; without it the test is listed as not run."""
+    program = shutil.which(name)
+    if program is None:
+        pytest.skip(f"{NOT_RUN}{name} is not installed: docs/gateway.md, Public load tools")
+    return program
+
+
 async def run_tool(program: str, words: str, folder: Path) -> None:
     """Run a load tool to its end beside a folder with its tokenizer; it must succeed."""
     bytes_ = folder / "bytes"
@@ -57,9 +65,7 @@ async def run_tool(program: str, words: str, folder: Path) -> None:
 @pytest.mark.slow
 async def test_aiperf_works_unmodified(tmp_path: Path):
     """Streaming chat requests all succeed, and its report has their latencies."""
-    aiperf = shutil.which("aiperf")
-    if aiperf is None:
-        pytest.skip(f"{NOT_RUN}aiperf is not installed: docs/gateway.md, Public load tools")
+    aiperf = installed("aiperf")
     async with gateway_mesh() as mesh:
         command = (
             f"profile --model default --url {mesh.gateway_url} --endpoint-type chat --streaming "
@@ -75,9 +81,7 @@ async def test_aiperf_works_unmodified(tmp_path: Path):
 @pytest.mark.slow
 async def test_guidellm_works_unmodified(tmp_path: Path):
     """Streaming chat requests all succeed, and it reads their token counts."""
-    guidellm = shutil.which("guidellm")
-    if guidellm is None:
-        pytest.skip(f"{NOT_RUN}guidellm is not installed: docs/gateway.md, Public load tools")
+    guidellm = installed("guidellm")
     async with gateway_mesh() as mesh:
         command = (
             f"run --backend kind=openai_http,target={mesh.gateway_url},model=default "
