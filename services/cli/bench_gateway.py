@@ -142,7 +142,7 @@ async def _on_processes(settings: MeshSettings) -> AsyncIterator[int]:
     own = settings.model_copy(update={"topics": topics})
     port = free_port()
     params = ProcessesParams(
-        fleet=fast_fleet(), dispatchers=1, tunes=False, log_level="WARNING", gateway_port=port
+        fleet=fast_fleet(), dispatchers=1, tunes=False, log_level="WARNING", gateway_ports=(port,)
     )
     with tempfile.TemporaryDirectory(prefix="hexflow-bench-") as folder:
         async with open_processes(own, params, Path(folder)) as mesh:

@@ -5,6 +5,7 @@ production. The children never outlive this process (`shared.adapters.local_proc
 """
 
 import asyncio
+import json
 import os
 import sys
 import tempfile
@@ -50,7 +51,9 @@ class ProcessesParams(msgspec.Struct, frozen=True, kw_only=True):
         extra: Further environment variables of every process.
         fault_folder: Where each simulated engine looks for `<instance>.fault`; None: nowhere.
         worker_variables: Instance -> further environment variables of its worker.
-        gateway_port: Where a gateway is served on loopback; None: none is started.
+        gateway_ports: Where gateways are served on loopback, a process each.
+        agents: How many Text-to-SQL agents.
+        databases: What they know: name -> address.
     """
 
     fleet: tuple[InstanceSpec, ...]
@@ -62,7 +65,9 @@ class ProcessesParams(msgspec.Struct, frozen=True, kw_only=True):
     extra: dict[str, str] = {}
     fault_folder: Path | None = None
     worker_variables: dict[str, dict[str, str]] = {}
-    gateway_port: int | None = None
+    gateway_ports: tuple[int, ...] = ()
+    agents: int = 0
+    databases: dict[str, str] = {}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +109,7 @@ class ProcessMesh(MeshAccess):
             return False
 
     def stop_services(self) -> None:
-        """Stop every process in order: dispatchers first, workers last; blocks."""
+        """Stop every process in order: gateways first, workers last; blocks."""
         _stop_all(list(self.processes.values()), STOP_WITHIN_S)
 
     def stop_at_once(self) -> None:
@@ -189,25 +194,36 @@ def service_commands(params: ProcessesParams, folder: Path) -> list[ServiceComma
         for spec in params.fleet
     ]
     if params.tunes:
-        own = {"TUNER_TUNER_ID": "tuner-0", "TUNER_POLICY": params.policy}
-        if params.alpha is not None:
-            own["TUNER_INITIAL_ALPHA"] = repr(params.alpha)
-        found.append(ServiceCommand(name="tuner-0", module="services.tuner", variables=own))
-    own = {"DISPATCHER_POLICY": params.policy}
+        found.append(_tuner(params))
+    found += [_dispatcher(params, f"dispatcher-{index}") for index in range(params.dispatchers)]
+    found += [_agent(params, f"text2sql-{index}") for index in range(params.agents)]
+    return found + [
+        _gateway(f"gateway-{index}", port) for index, port in enumerate(params.gateway_ports)
+    ]
+
+
+def _tuner(params: ProcessesParams) -> ServiceCommand:
+    own = {"TUNER_TUNER_ID": "tuner-0", "TUNER_POLICY": params.policy}
+    if params.alpha is not None:
+        own["TUNER_INITIAL_ALPHA"] = repr(params.alpha)
+    return ServiceCommand(name="tuner-0", module="services.tuner", variables=own)
+
+
+def _dispatcher(params: ProcessesParams, name: str) -> ServiceCommand:
+    own = {"DISPATCHER_POLICY": params.policy, "DISPATCHER_DISPATCHER_ID": name}
     if params.alpha is not None:
         own["DISPATCHER_ALPHA"] = repr(params.alpha)
-    if params.gateway_port is not None:
-        gateway = {"GATEWAY_GATEWAY_ID": "gateway-0", "GATEWAY_PORT": str(params.gateway_port)}
-        found.append(ServiceCommand(name="gateway-0", module="services.gateway", variables=gateway))
-    names = [f"dispatcher-{index}" for index in range(params.dispatchers)]
-    return found + [
-        ServiceCommand(
-            name=name,
-            module="services.dispatcher",
-            variables={**own, "DISPATCHER_DISPATCHER_ID": name},
-        )
-        for name in names
-    ]
+    return ServiceCommand(name=name, module="services.dispatcher", variables=own)
+
+
+def _agent(params: ProcessesParams, name: str) -> ServiceCommand:
+    own = {"TEXT2SQL_AGENT_ID": name, "TEXT2SQL_DATABASES": json.dumps(params.databases)}
+    return ServiceCommand(name=name, module="services.text2sql", variables=own)
+
+
+def _gateway(name: str, port: int) -> ServiceCommand:
+    own = {"GATEWAY_GATEWAY_ID": name, "GATEWAY_PORT": str(port)}
+    return ServiceCommand(name=name, module="services.gateway", variables=own)
 
 
 def _worker(spec: InstanceSpec, folder: Path, fault_folder: Path | None) -> dict[str, str]:
@@ -277,7 +293,7 @@ def _get(port: int, path: str) -> str:
 
 
 def _stop_all(processes: Sequence[LocalProcess], bound_s: float) -> None:
-    """Stop gateway and dispatchers first, workers last, those of one kind at the same time.
+    """Stop what asks first and workers last, those of one kind at the same time.
 
     Args:
         processes: All of them.
@@ -286,7 +302,7 @@ def _stop_all(processes: Sequence[LocalProcess], bound_s: float) -> None:
     ending = Ending(bound_s)
     ending.begin()
     with ThreadPoolExecutor(max_workers=max(1, len(processes))) as pool:
-        for kind in ("gateway", "dispatcher", "tuner", "worker"):
+        for kind in ("gateway", "text2sql", "dispatcher", "tuner", "worker"):
             chosen = [one for one in processes if one.name.startswith(kind)]
             grace_s = max(AT_ONCE_S, ending.left_s)
             list(pool.map(partial(LocalProcess.stop, grace_s=grace_s), chosen))

@@ -166,7 +166,7 @@ async def _open(plan: UpPlan, engines: Fleet, console: Console) -> AsyncIterator
                 alpha=plan.alpha,
                 dispatchers=plan.dispatchers,
                 worker_variables=engines.worker_variables,
-                gateway_port=plan.gateway_port,
+                gateway_ports=() if plan.gateway_port is None else (plan.gateway_port,),
             )
             processes = await stack.enter_async_context(open_processes(plan.settings, many))
             address = plan.settings.kafka.bootstrap_servers

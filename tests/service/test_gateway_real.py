@@ -2,18 +2,14 @@
 
 import asyncio
 import secrets
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-import httpx
 import pytest
 from openai import AsyncOpenAI
 
 from services.cli.options import mesh_settings
-from services.cli.processes import ProcessesParams, mesh_variables, open_processes
-from shared.adapters.local_process import LocalProcess, free_port
+from services.cli.processes import ProcessesParams, open_processes
+from shared.adapters.local_process import free_port
 from shared.contracts.codec import decode
 from shared.contracts.messages import CallOutcome
 from shared.contracts.topics import STAGE_RESULTS
@@ -27,38 +23,6 @@ NUM_CALLS = 20
 pytestmark = [pytest.mark.real, pytest.mark.slow]
 
 
-@contextmanager
-def replica(settings, folder: Path, gateway_id: str, port: int) -> Iterator[None]:
-    """Run a further gateway process."""
-    probe_port = free_port()
-    environ = {
-        **mesh_variables(settings),
-        "GATEWAY_GATEWAY_ID": gateway_id,
-        "GATEWAY_PORT": str(port),
-        "HEXFLOW_PROBES__PORT": str(probe_port),
-        "PATH": "",
-    }
-    process = LocalProcess(
-        gateway_id,
-        [sys.executable, "-m", "services.gateway"],
-        folder / f"{gateway_id}.log",
-        environ,
-    )
-
-    def is_ready() -> bool:
-        try:
-            return httpx.get(f"http://127.0.0.1:{probe_port}/ready").status_code == 200
-        except httpx.HTTPError:
-            return False
-
-    process.start()
-    try:
-        process.wait_until(is_ready, 60.0)
-        yield
-    finally:
-        process.stop(20.0)
-
-
 async def test_two_replicas_share_a_mesh(
     kafka_server: KafkaServer, redis_server: RedisServer, tmp_path: Path
 ):
@@ -67,10 +31,11 @@ async def test_two_replicas_share_a_mesh(
     prefix = f"gw-{secrets.token_hex(4)}."
     settings = base.model_copy(update={"topics": base.topics.model_copy(update={"prefix": prefix})})
     ports = [free_port(), free_port()]
-    params = ProcessesParams(fleet=quick_fleet(), dispatchers=1, tunes=False, gateway_port=ports[0])
+    params = ProcessesParams(
+        fleet=quick_fleet(), dispatchers=1, tunes=False, gateway_ports=tuple(ports)
+    )
     async with open_processes(settings, params, tmp_path) as mesh:
-        with replica(settings, tmp_path, "gateway-1", ports[1]):
-            ids = await asyncio.gather(*(_use(port) for port in ports))
+        ids = await asyncio.gather(*(_use(port) for port in ports))
         name = mesh.topics.name(STAGE_RESULTS)
         found = {0: set(), 1: set()}
         tps = [TopicPartition(name, index) for index in found]

@@ -10,6 +10,8 @@ from services.cli.processes import ProcessesParams, mesh_variables, service_comm
 from services.cli.workload import load_fleet
 from services.dispatcher.params import DispatcherParams
 from services.dispatcher.settings import DispatcherSettings
+from services.gateway.settings import GatewaySettings
+from services.text2sql.settings import AgentSettings
 from services.tuner.params import TunerParams
 from services.tuner.settings import TunerSettings
 from services.worker.settings import WorkerSettings
@@ -21,16 +23,25 @@ SETTINGS = {
     "services.worker": (WorkerSettings, "WORKER_"),
     "services.tuner": (TunerSettings, "TUNER_"),
     "services.dispatcher": (DispatcherSettings, "DISPATCHER_"),
+    "services.text2sql": (AgentSettings, "TEXT2SQL_"),
+    "services.gateway": (GatewaySettings, "GATEWAY_"),
 }
 
 
 @pytest.fixture
 def params() -> ProcessesParams:
-    """Return two dispatchers, four workers and a tuner with a policy of their own."""
-    return ProcessesParams(fleet=load_fleet("hetero-1"), policy="vllm", alpha=0.02)
+    """Return a mesh with a policy of its own, agents and gateways in front."""
+    return ProcessesParams(
+        fleet=load_fleet("hetero-1"),
+        policy="vllm",
+        alpha=0.02,
+        agents=2,
+        databases={"league": "sqlite:///league.db"},
+        gateway_ports=(8_081, 8_082),
+    )
 
 
-def test_there_is_a_process_per_instance_dispatcher_and_tuner(
+def test_there_is_a_process_for_everything_that_was_asked_for(
     params: ProcessesParams, tmp_path: Path
 ):
     """Names are unique and tell the service first."""
@@ -43,13 +54,20 @@ def test_there_is_a_process_per_instance_dispatcher_and_tuner(
         "tuner-0",
         "dispatcher-0",
         "dispatcher-1",
+        "text2sql-0",
+        "text2sql-1",
+        "gateway-0",
+        "gateway-1",
     ]
+    few = ProcessesParams(fleet=params.fleet[:1], dispatchers=1, tunes=False)
+    names = [command.name for command in service_commands(few, tmp_path)]
+    assert names == ["worker-a100-0", "dispatcher-0"]
 
 
 def test_every_variable_is_a_setting_and_says_what_was_asked(
     params: ProcessesParams, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """The services' own settings accept them; policy, α and instance arrive."""
+    """The services' own settings accept them; policy, instances, databases and ports arrive."""
     loaded = []
     for command in service_commands(params, tmp_path):
         cls, prefix = SETTINGS[command.module]
@@ -62,6 +80,10 @@ def test_every_variable_is_a_setting_and_says_what_was_asked(
     assert [one.spec() for one in workers] == list(params.fleet)
     assert {one.policy for one in loaded if isinstance(one, DispatcherSettings)} == {"vllm"}
     assert {one.alpha for one in loaded if isinstance(one, DispatcherSettings)} == {0.02}
+    assert [one.port for one in loaded if isinstance(one, GatewaySettings)] == [8_081, 8_082]
+    agents = [one.params(30.0) for one in loaded if isinstance(one, AgentSettings)]
+    assert [one.agent_id for one in agents] == ["text2sql-0", "text2sql-1"]
+    assert all(one.databases == params.databases for one in agents)
 
 
 def test_children_get_the_meshs_settings(monkeypatch: pytest.MonkeyPatch):
