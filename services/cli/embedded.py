@@ -374,5 +374,6 @@ def gateway_of_environment() -> GatewayParams:
             "GATEWAY_HOST and GATEWAY_PORT are for python -m services.gateway: a mesh in one "
             "process serves on this machine only, on --port"
         )
-    named.pop("allow_anonymous", None)
+    for of_processes in ("allow_anonymous", "linger_s"):
+        named.pop(of_processes, None)
     return gateway_params(**named)

@@ -33,7 +33,7 @@ def params_of(settings: GatewaySettings, num_partitions: int) -> GatewayParams:
         settings: Its settings.
         num_partitions: Partitions of the results.
     """
-    own = settings.model_dump(exclude={"host", "port", "allow_anonymous"})
+    own = settings.model_dump(exclude={"host", "port", "allow_anonymous", "linger_s"})
     if settings.reply_partition is None:
         own["reply_partition"] = partition_of(settings.gateway_id, num_partitions)
     return GatewayParams(**own)
@@ -80,6 +80,7 @@ def build_gateway(
     metrics: GatewayMetrics,
     health: Health,
     drain_s: float,
+    linger_s: float = 0.0,
     traces: Traces = NO_TRACES,
 ) -> Gateway:
     """Return a gateway on the given adapters (used by processes and by the embedded mesh)."""
@@ -92,6 +93,7 @@ def build_gateway(
         metrics=metrics,
         health=health,
         drain_s=drain_s,
+        linger_s=linger_s,
         traces=traces,
     )
 
@@ -120,6 +122,7 @@ async def run(mesh: MeshSettings, settings: GatewaySettings, stop: asyncio.Event
                 metrics=metrics,
                 health=health,
                 drain_s=mesh.drain_s * DRAIN_SHARE,
+                linger_s=settings.linger_s,
                 traces=traces,
             )
             await gateway.serve(sock, stop)

@@ -1,7 +1,7 @@
 """The gateway: what it follows, what it serves, and in which order it starts and stops.
 
-Stopping order: unready, stop accepting, finish open calls within the drain bound, publish the
-tombstones of those that were cut off, close.
+Stopping order: unready, take requests for a little longer, stop accepting, finish open calls and
+questions within the drain bound, publish the tombstones of those that were cut off, close.
 """
 
 import asyncio
@@ -63,6 +63,7 @@ from shared.sdk import Producer, Questions, open_producer, open_questions
 REMEMBERED_QUERIES = 20_000
 MAX_EVENTS = 20_000
 CANCELS_WITHIN_S = 5.0
+CHECK_S = 0.05
 REPORT_S = 1.0
 Start = Callable[[Coroutine[None, None, None], str], None]
 log = structlog.get_logger(__name__)
@@ -79,7 +80,8 @@ class Gateway:
         params: How it behaves.
         metrics: What it counts.
         health: Whether it is ready.
-        drain_s: Longest time for open calls at the end, wall seconds.
+        drain_s: Longest time for open calls and questions at the end, wall seconds.
+        linger_s: How much of it new requests are still taken, wall seconds.
         traces: Where spans go.
 
     Raises:
@@ -97,6 +99,7 @@ class Gateway:
         metrics: GatewayMetrics,
         health: Health,
         drain_s: float,
+        linger_s: float = 0.0,
         traces: Traces = NO_TRACES,
     ) -> None:
         self._broker = broker
@@ -107,6 +110,7 @@ class Gateway:
         self.metrics = metrics
         self._health = health
         self._drain_s = drain_s
+        self._linger_s = linger_s
         self._is_local = True
         self._traces = traces
         self.access = Access(params.keys_file, clock, params.keys_check_s, metrics)
@@ -162,12 +166,15 @@ class Gateway:
                 requests,
                 header_timeout_s=self._params.header_timeout_s,
                 drain_s=self._drain_s,
+                linger_s=self._linger_s,
             ):
                 self._health.clear()
                 log.info("gateway_serving", address=sock.getsockname())
                 await stop.wait()
                 self._health.block("stop", "draining")
                 self.live.end()
+                end_s = self._clock.monotonic_s() + self._drain_s
+            await self._questions_ended(end_s)
             with suppress(TimeoutError):
                 async with asyncio.timeout(CANCELS_WITHIN_S):
                     await desk.cancels_sent()
@@ -224,6 +231,15 @@ class Gateway:
         return desk, application(
             calls, queries, mesh, self.metrics, self._is_host_allowed, requests, self._traces
         )
+
+    async def _questions_ended(self, end_s: float) -> None:
+        """Return when no question is open, or at `end_s` (monotonic wall seconds).
+
+        Nobody else reads their results, so nobody could come back for them.
+        """
+        desk = self.query_desk
+        while desk is not None and desk.num_open and self._clock.monotonic_s() < end_s:  # noqa: ASYNC110
+            await asyncio.sleep(CHECK_S)
 
     def _is_host_allowed(self, host: str) -> bool:
         return not (self._is_local and self.access.tenants.is_open) or loopback_names(host)

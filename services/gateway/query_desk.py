@@ -115,6 +115,7 @@ class QueryDesk:
         self._known: OrderedDict[str, OpenQuery] = OrderedDict()
         self._to_follow: asyncio.Queue[tuple[OpenQuery, Asked, AsyncExitStack]] = asyncio.Queue()
         self.num_open = 0
+        """Questions whose result is not known yet, or not yet to the other replicas."""
         self.counts: Counter[str] = Counter()
 
     def find(self, query_id: str) -> OpenQuery | None:
@@ -148,6 +149,7 @@ class QueryDesk:
         query.arrival_s = asked.arrival_s
         self.counts["asked"] += 1
         await self._share(request.query_id, ASKED, Known(tenant=request.tenant))
+        self.num_open += 1
         self._to_follow.put_nowait((query, asked, place.pop_all()))
         return query
 
@@ -187,17 +189,16 @@ class QueryDesk:
 
     async def _follow(self, query: OpenQuery, asked: Asked, place: AsyncExitStack) -> None:
         request = query.request
-        self.num_open += 1
         try:
             async with place:
                 with self._chunks.feeding(event_stream(request.query_id), query):
                     result = await self._result(request, asked)
+            self.counts[result.kind] += 1
+            query.end(result)
+            known = Known(tenant=request.tenant, result=result_view(result))
+            await self._share(request.query_id, ENDED, known)
         finally:
             self.num_open -= 1
-        self.counts[result.kind] += 1
-        query.end(result)
-        known = Known(tenant=request.tenant, result=result_view(result))
-        await self._share(request.query_id, ENDED, known)
 
     async def _result(self, request: QueryRequest, asked: Asked) -> QueryResult:
         wall_s = self._params.longest_wait_s

@@ -2,6 +2,10 @@
 
 uvicorn closes a connection that idles between requests, but waits for ever for the rest of a head
 that began: a few thousand clients that send a byte now and then would hold all connections.
+
+At the end it closes at once every connection that it has not read a head from, and clients that
+keep theirs alive send requests into closed ones. So a server that is to end goes on for a while and
+asks its clients to come back elsewhere (`connection: close`), and reads what has been begun.
 """
 
 import asyncio
@@ -20,6 +24,7 @@ from shared.errors import ConfigError
 BACKLOG = 4_096
 KEEP_ALIVE_S = 30
 CUT_OFF_WITHIN_S = 5
+LAST_HEAD_S = 1.0
 MAX_HEAD_BYTES = 64 * 1024
 
 
@@ -27,6 +32,9 @@ class PatientProtocol(HttpToolsProtocol):
     """Reads requests; closes a connection whose next head is not complete in time."""
 
     header_timeout_s = 10.0
+    last_head_s = LAST_HEAD_S
+    is_leaving = False
+    """Whether every answer is the last one of its connection."""
 
     def connection_made(self, transport: Any) -> None:
         """Begin to wait for the first head."""
@@ -53,6 +61,8 @@ class PatientProtocol(HttpToolsProtocol):
         self._is_in_message = True
         self._stop_expecting()
         super().on_headers_complete()
+        if self.is_leaving:
+            self.ask_to_leave()
 
     def on_message_complete(self) -> None:
         """Take the end of a body."""
@@ -63,6 +73,18 @@ class PatientProtocol(HttpToolsProtocol):
         """End."""
         self._stop_expecting()
         super().connection_lost(exc)
+
+    def ask_to_leave(self) -> None:
+        """Make the answer under way the last one, where its head can still say so."""
+        if self.cycle is not None and not self.cycle.response_started:
+            self.cycle.keep_alive = False
+
+    def shutdown(self) -> None:
+        """End after the answer under way; a first or begun head is waited for a little."""
+        if self.cycle is None or self._num_head_bytes:
+            self.loop.call_later(self.last_head_s, self._give_up)
+        else:
+            super().shutdown()
 
     def _is_answering(self) -> bool:
         """Return whether a request is being answered: its handler bounds the time then."""
@@ -107,6 +129,8 @@ async def serving(
     *,
     header_timeout_s: float,
     drain_s: float,
+    linger_s: float = 0.0,
+    last_head_s: float = LAST_HEAD_S,
 ) -> AsyncIterator[None]:
     """Serve an application while the block runs; then finish what is open, within a bound.
 
@@ -116,11 +140,17 @@ async def serving(
         requests: Ends what is open then; at once when the block ends with an error.
         header_timeout_s: Longest time for a request's head, wall seconds.
         drain_s: Longest time for open requests at the end, wall seconds.
+        linger_s: How much of it new requests are still taken, wall seconds; at most half.
+        last_head_s: How long a head is waited for after that, wall seconds.
     """
-    protocol = type("Protocol", (PatientProtocol,), {"header_timeout_s": header_timeout_s})
+
+    class Protocol(PatientProtocol):
+        """The connections of this server."""
+
+    Protocol.header_timeout_s, Protocol.last_head_s = header_timeout_s, last_head_s
     config = uvicorn.Config(
         app,
-        http=protocol,
+        http=Protocol,
         ws="none",
         log_config=None,
         access_log=False,
@@ -139,8 +169,14 @@ async def serving(
             while not server.started:  # noqa: ASYNC110 - uvicorn has no event for it
                 await asyncio.sleep(0.005)
             yield
+            linger_s = min(linger_s, drain_s / 2)
+            Protocol.is_leaving = True
+            for connection in server.server_state.connections:
+                if isinstance(connection, Protocol):
+                    connection.ask_to_leave()
+            await asyncio.sleep(linger_s)
             server.should_exit = True
-            await asyncio.wait([http], timeout=drain_s)
+            await asyncio.wait([http], timeout=drain_s - linger_s)
         finally:
             server.should_exit = True
             requests.end()

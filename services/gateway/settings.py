@@ -54,6 +54,9 @@ class GatewaySettings(BaseSettings):
     """How long after a call's deadline its answer is still waited for, mesh seconds."""
     longest_wait_s: float = Field(default=600.0, gt=0, le=86_400)
     """Longest wait for a call whose deadline is not known, wall seconds."""
+    linger_s: float = Field(default=1.0, ge=0, le=300)
+    """How long after the stop signal it still takes requests, wall seconds: `/ready` fails and
+    answers end their connections meanwhile. At most half of its drain."""
     max_event_clients: int = Field(default=5_000, ge=1, le=100_000)
     """Most open event streams of the dashboard."""
     event_period_s: float = Field(default=1.0, ge=0.05, le=60)

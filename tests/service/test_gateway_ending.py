@@ -13,6 +13,9 @@ from services.cli.embedded import EmbeddedMesh, serving_gateway
 from services.gateway.params import GatewayParams
 from shared.adapters.redis_store import RedisParams, RedisStore
 from shared.contracts.agents import AgentNotice
+from shared.contracts.codec import encode
+from shared.contracts.messages import QueryResult
+from shared.contracts.topics import QUERY_RESULTS
 from shared.domain.instance import LatencyModel
 from shared.sdk import announce_agent
 from tests.support.gateway import gateway_mesh, quick_fleet, until
@@ -26,15 +29,22 @@ DRAIN_S = 0.2
 
 @asynccontextmanager
 async def second_gateway(
-    mesh: EmbeddedMesh, ending: AsyncExitStack
+    mesh: EmbeddedMesh, ending: AsyncExitStack, drain_s: float = DRAIN_S
 ) -> AsyncIterator[httpx.AsyncClient]:
     """Yield a client of a gateway that ends with `ending`, whatever is open."""
     store = await ending.enter_async_context(RedisStore.open(RedisParams(url=mesh.state_url)))
     params = GatewayParams(gateway_id="second", reply_partition=1)
     address = ("127.0.0.1", 0)
-    await ending.enter_async_context(serving_gateway(mesh, store, params, address, DRAIN_S))
+    await ending.enter_async_context(serving_gateway(mesh, store, params, address, drain_s))
     async with httpx.AsyncClient(base_url=list(mesh.gateways)[1], timeout=60.0) as client:
         yield client
+
+
+async def announce(mesh: EmbeddedMesh) -> None:
+    """Say that there is an agent."""
+    async with RedisStore.open(RedisParams(url=mesh.state_url)) as store:
+        notice = AgentNotice(workflows={"text2sql": True}, databases=None, lease_s=600.0)
+        await announce_agent(store, "agent", notice)
 
 
 @pytest.fixture
@@ -69,9 +79,7 @@ async def test_open_requests_are_told_that_the_gateway_stops(
 async def test_a_question_that_is_followed_is_told_too(mesh: EmbeddedMesh):
     """Its stream ends with an error; the question itself goes on."""
     async with AsyncExitStack() as ending, second_gateway(mesh, ending) as client:
-        async with RedisStore.open(RedisParams(url=mesh.state_url)) as store:
-            notice = AgentNotice(workflows={"text2sql": True}, databases=None, lease_s=600.0)
-            await announce_agent(store, "agent", notice)
+        await announce(mesh)
         asked = {"question": "?", "query_id": "mine", "slo_s": 600}
         async with client.stream("POST", "/v1/queries", json=asked) as answer:
             lines = answer.aiter_lines()
@@ -81,3 +89,24 @@ async def test_a_question_that_is_followed_is_told_too(mesh: EmbeddedMesh):
         assert json.loads(last.removeprefix("data: "))["error"]["code"] == "stopping"
     async with httpx.AsyncClient(base_url=mesh.gateway_url) as first:
         assert (await first.get("/v1/queries/mine")).json()["state"] == "running"
+
+
+async def test_a_question_that_nobody_follows_is_waited_for(mesh: EmbeddedMesh):
+    """Its result comes while the gateway drains: any other one can tell it afterwards."""
+    async with AsyncExitStack() as ending, second_gateway(mesh, ending, drain_s=60.0) as client:
+        await announce(mesh)
+        asked = {"question": "?", "query_id": "left", "slo_s": 600}
+        async with client.stream("POST", "/v1/queries", json=asked) as answer:
+            assert await anext(answer.aiter_lines()) == "event: query"
+        closing = asyncio.create_task(ending.aclose())
+        health = mesh.services["gateway second"].health
+        await until(lambda: "stop" in health.unready_causes(), "it was not told to stop")
+        async with httpx.AsyncClient(base_url=mesh.gateway_url) as first:
+            assert (await first.get("/v1/queries/left")).json()["state"] == "running"
+            result = QueryResult(query_id="left", kind="completed", answer="7")
+            await mesh.broker.publish(
+                mesh.topics.name(QUERY_RESULTS), encode(result), key=b"left", partition=1
+            )
+            await closing
+            found = (await first.get("/v1/queries/left")).json()
+    assert (found["state"], found["result"]["answer"]) == ("ended", "7")
