@@ -137,7 +137,7 @@ class Agent:
                     await asyncio.sleep(CHECK_S)
                 self._apply_pause(consumer)
                 if self._clock.monotonic_s() >= due_s:
-                    await self._commit()
+                    await self._commit([lane for lane, _ in self._lanes.values()])
                     due_s = self._clock.monotonic_s() + self._params.commit_interval_s
             await self._drain(consumer)
 
@@ -219,17 +219,17 @@ class Agent:
             consumer.resume(*consumer.assignment())
         self._is_paused = is_full
 
-    async def _commit(self, only: Collection[TopicPartition] | None = None) -> None:
+    async def _commit(self, lanes: Sequence[Lane]) -> None:
         """Commit what has changed, and now and then what has not: positions expire."""
         now_s = self._clock.monotonic_s()
-        for tp, (lane, _) in list(self._lanes.items()):
+        for lane in lanes:
             position = lane.tracker.committable()
-            if (only is not None and tp not in only) or not lane.is_due(position, now_s):
+            if not lane.is_due(position, now_s):
                 continue
             try:
-                await self._consumer_now.commit({tp: position})
+                await self._consumer_now.commit({lane.tp: position})
             except (BrokerUnavailable, StaleAssignment) as exc:
-                log.warning("commit_failed", partition=tp.partition, error=str(exc))
+                log.warning("commit_failed", partition=lane.tp.partition, error=str(exc))
                 continue
             await try_keep(lane, position, now_s)
 
@@ -241,24 +241,24 @@ class Agent:
         ):
             self._health.beat("queries")
             await asyncio.sleep(CHECK_S)
-        await self._commit()
         await self._leave(list(self._lanes))
 
     async def _on_revoked(self, tps: Collection[TopicPartition]) -> None:
         self._moves.update(tps)
-        mine = [tp for tp in tps if tp in self._lanes]
-        await self._commit(only=mine)
-        await self._leave(mine)
+        await self._leave([tp for tp in tps if tp in self._lanes])
 
     async def _leave(self, tps: Collection[TopicPartition]) -> None:
-        """Cancel the lanes of partitions; their calls go on in the mesh."""
-        tasks = [self._lanes.pop(tp)[1] for tp in tps]
-        for task in tasks:
+        """End the lanes of partitions and commit what they did; open calls go on in the mesh.
+
+        In this order: a result that is told but not committed would be told again by the next
+        owner.
+        """
+        left = [self._lanes.pop(tp) for tp in tps]
+        await _end({task for lane, _ in left for task in lane.leave()}, "results_left_late")
+        await self._commit([lane for lane, _ in left])
+        for _, task in left:
             task.cancel()
-        if tasks:
-            _, late = await asyncio.wait(tasks, timeout=LEAVE_WITHIN_S)
-            if late:
-                log.warning("lanes_left_late", num_lanes=len(late))
+        await _end({task for _, task in left}, "lanes_left_late")
 
     def _on_cancellation(self, record: Record) -> None:
         try:
@@ -273,3 +273,12 @@ class Agent:
             del self._tombstones[next(iter(self._tombstones))]
         for lane, _ in self._lanes.values():
             lane.cancel(tombstone.query_id, tombstone.reason)
+
+
+async def _end(tasks: Collection[asyncio.Task[None]], event: str) -> None:
+    """Wait for tasks to end, within a bound."""
+    if not tasks:
+        return
+    _, late = await asyncio.wait(tasks, timeout=LEAVE_WITHIN_S)
+    if late:
+        log.warning(event, num_tasks=len(late))

@@ -9,6 +9,7 @@ question. The second never overtakes the first.
 import asyncio
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from functools import partial
 
 import msgspec
 import structlog
@@ -82,6 +83,9 @@ class Lane:
         self._taken: set[int] = set()
         self._floors: dict[int, int] = {}
         self._open: dict[str, Answering] = {}
+        self._working: dict[int, asyncio.Task[None]] = {}
+        self._telling: set[int] = set()
+        self._is_left = False
         self._producer: Producer | None = None
         self._kept_floor = -1
         self._committed: Committed | None = None
@@ -105,6 +109,19 @@ class Lane:
         if answering is not None:
             answering.cancel(reason)
 
+    def leave(self) -> set[asyncio.Task[None]]:
+        """Leave what is open to the next owner; nothing is begun any more.
+
+        Returns:
+            What is not open any more but has not ended: once these are done, all that was told is
+            known to be done, and may be committed.
+        """
+        self._is_left = True
+        for offset, task in self._working.items():
+            if offset not in self._telling:
+                task.cancel()
+        return set(self._working.values())
+
     async def run(self) -> None:
         """Work until cancelled; what is open then is left for the next owner."""
         async with AsyncExitStack() as stack:
@@ -121,7 +138,13 @@ class Lane:
                     self._handle(record, producer, is_again=is_again),
                     name=f"question-{self.tp.partition}-{record.offset}",
                 )
-                task.add_done_callback(lambda _: self._slots.release())
+                self._working[record.offset] = task
+                task.add_done_callback(partial(self._worked, record.offset))
+
+    def _worked(self, offset: int, _: asyncio.Task[None]) -> None:
+        del self._working[offset]
+        self._telling.discard(offset)
+        self._slots.release()
 
     async def _opened(self, stack: AsyncExitStack) -> Producer:
         """Return the lane's producer; keeps trying while the broker is away."""
@@ -169,10 +192,13 @@ class Lane:
         return min(needed, default=self._producer.next_offset)
 
     async def _handle(self, record: Record, producer: Producer, *, is_again: bool) -> None:
+        if self._is_left:
+            return
         self._metrics.messages.add(topic=QUERIES)
         try:
             request = decode(record.value or b"", QueryRequest)
         except ContractError as exc:
+            self._telling.add(record.offset)
             await self._refuse(record, exc)
         else:
             await self._answer(request, record, producer, is_again=is_again)
@@ -209,6 +235,7 @@ class Lane:
                 span.end(error=None if answered else result.reason or result.kind)
         finally:
             del self._open[request.query_id]
+        self._telling.add(record.offset)
         await self._publish(result, request.reply_to, record)
         producer.forget(request.query_id)
         log.info(

@@ -4,12 +4,15 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from services.text2sql.samples.writing import sample_file, sample_questions
 from shared.contracts.messages import CallOutcome, QueryRequest, StageRequest
 from shared.contracts.query_events import event_stream
+from shared.contracts.topics import QUERY_RESULTS
+from shared.ports import Ack, Broker
 from tests.support.agents import AgentBench, open_agent_bench, scripted
 
 # Corrected twice, then judged: it goes through more stages than most.
@@ -100,3 +103,41 @@ async def test_a_result_is_committed_so_that_it_is_not_given_again(bench: AgentB
         "hexflow_messages_read_total{topic=queries}": 1.0,
         "hexflow_queries_ended_total{kind=rejected,workflow=unknown}": 1.0,
     }
+
+
+class LateAcks:
+    """A broker that acknowledges results late."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self.has_result = asyncio.Event()
+        self.acks = asyncio.Event()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._broker, name)
+
+    async def publish(self, topic: str, value: bytes | None, **named: Any) -> Ack:
+        """Take a record, and say so late when it is a result."""
+        ack = await self._broker.publish(topic, value, **named)
+        if topic.endswith(QUERY_RESULTS):
+            self.has_result.set()
+            await self.acks.wait()
+        return ack
+
+
+async def test_a_result_on_its_way_when_an_agent_ends_is_not_given_again(bench: AgentBench):
+    """Its time is over while the broker takes a result: that is committed all the same."""
+    late: Any = LateAcks(bench.broker)
+    bench.broker = late
+    request = QueryRequest(
+        query_id="told", question="How many teams play in the league?", slo_s=600.0
+    )
+    async with bench.agent():
+        asked = await bench.questions.ask(request)
+        await late.has_result.wait()
+        asyncio.get_running_loop().call_later(0.7, late.acks.set)  # the agent has ended its work
+    assert (await asked.result()).kind == "completed"
+    async with bench.agent(agent_id="next"):
+        assert (await bench.ask("?", workflow="none")).reason == "unknown_workflow"
+    assert bench.metrics[-1].totals()["hexflow_messages_read_total{topic=queries}"] == 1.0
+    assert bench.questions.counts["duplicates"] == 0

@@ -1,6 +1,8 @@
 """What a lane takes, and what it lets be committed."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 from services.text2sql.lane import Lane
@@ -11,7 +13,33 @@ from shared.runtime.offsets import OffsetTracker
 TP = TopicPartition("queries", 0)
 
 
-def lane(position: int) -> Lane:
+class Undertaker:
+    """Buries dead letters when it may."""
+
+    def __init__(self) -> None:
+        self.num_begun = 0
+        self.may_end = asyncio.Event()
+
+    async def bury(self, record: Record, error: Exception) -> None:
+        """Wait, and have buried it."""
+        del record, error
+        self.num_begun += 1
+        await self.may_end.wait()
+
+
+class Outcomes:
+    """A producer that has read nothing."""
+
+    first_offset = next_offset = 0
+
+
+@asynccontextmanager
+async def outcomes(_: TopicPartition) -> AsyncIterator[Any]:
+    """Open a producer."""
+    yield Outcomes()
+
+
+def lane(position: int, dead_letters: Any = None) -> Lane:
     """Return a lane that does not run, so it only takes."""
     nothing: Any = None
     return Lane(
@@ -19,9 +47,9 @@ def lane(position: int) -> Lane:
         tracker=OffsetTracker(position),
         known_end=0,
         desk=nothing,
-        open_producer=nothing,
+        open_producer=outcomes,
         publisher=nothing,
-        dead_letters=nothing,
+        dead_letters=dead_letters,
         metrics=Metrics("text2sql"),
         slots=asyncio.Semaphore(1),
         tombstone=lambda _: None,
@@ -49,3 +77,24 @@ def test_what_is_done_is_not_taken_again():
     for offset in (4, 5, 6):
         taking.put(record(offset))
     assert taking.num_open == 1
+
+
+async def test_what_is_being_told_when_a_lane_is_left_is_done_and_nothing_more():
+    """Else the next owner would tell it once more; what has not begun is left to that one."""
+    undertaker = Undertaker()
+    leaving = lane(3, undertaker)
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(leaving.run())
+        leaving.put(record(3))  # nobody can read it
+        async with asyncio.timeout(60):
+            while not undertaker.num_begun:
+                await asyncio.sleep(0)
+            leaving.put(record(4))  # waits for the only slot
+            ending = leaving.leave()
+            undertaker.may_end.set()
+            await asyncio.wait(ending)
+        for _ in range(10):  # the slot is free now
+            await asyncio.sleep(0)
+        running.cancel()
+    assert leaving.tracker.position == 4
+    assert undertaker.num_begun == 1
