@@ -11,19 +11,8 @@ import pytest
 
 from services.cli.chaos.faults import SHORT, parse_kinds
 from services.cli.chaos.run import ChaosPlan, ChaosResult, chaos
-from tests.support.servers import MissingServerError, cache_dir, do_without, prepare_kafka
 
 pytestmark = [pytest.mark.chaos, pytest.mark.real, pytest.mark.slow]
-
-
-@pytest.fixture(autouse=True)
-def _own_kafka(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make sure that a Kafka can be started here: chaos needs one that it may stop."""
-    monkeypatch.setenv("HEXFLOW_CACHE_DIR", str(cache_dir()))
-    try:
-        prepare_kafka(lambda _: None, {})
-    except MissingServerError as missing:
-        do_without(missing)
 
 
 def chaos_plan(folder: Path, kinds: str, *, num_queries: int = 30, **changes: Any) -> ChaosPlan:
