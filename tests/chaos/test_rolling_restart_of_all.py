@@ -47,6 +47,11 @@ WITHIN_S = 120.0
 POLL_S = 0.02
 TAKES = {"dispatcher": STAGE_REQUESTS, "tuner": LATENCY_EVENTS}
 """Services whose work is over in a moment -> what they take."""
+WAYS = {
+    *("chat", "stream"),
+    *("followed", "whole", "left"),
+    *("on a kept connection", "on a new connection"),
+}
 ALARMS = ("Traceback", "drain_overrun", "request_failed", "answer_broken", "question_raised")
 
 
@@ -241,5 +246,5 @@ async def test_no_client_notices_that_every_service_is_restarted(
     assert all(one.pids[0] != one.pids[1] for one in restarts)
     assert {one.name for one in restarts if not one.work} == set()
     assert {one.name for one in restarts if one.stop_s >= GRACE_S} == set()
-    assert set(load.num_ended) == {"chat", "stream", "followed", "whole", "left"}
+    assert set(load.num_ended) == WAYS
     assert alarms(tmp_path) == []

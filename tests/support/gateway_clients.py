@@ -25,6 +25,7 @@ NO_GATEWAY_S = 60.0
 ANSWER_S = 180.0
 SLO_S = 600.0
 LONGEST_REST_S = 0.4
+LOOK_REST_S = 0.02
 DONE = "data: [DONE]"
 
 
@@ -66,7 +67,9 @@ class Front:
                     await client.aclose()
 
     @asynccontextmanager
-    async def send(self, method: str, path: str, body: Any = None) -> AsyncIterator[httpx.Response]:
+    async def send(
+        self, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None
+    ) -> AsyncIterator[httpx.Response]:
         """Send a request; its answer is read in the block."""
         refused: set[str] = set()
         while True:
@@ -74,7 +77,7 @@ class Front:
             client = self._clients[name]
             self.num_open[name] += 1
             try:
-                request = client.build_request(method, path, json=body)
+                request = client.build_request(method, path, json=body, headers=headers)
                 try:
                     response = await client.send(request, stream=True)
                 except httpx.ConnectError as exc:
@@ -147,7 +150,13 @@ class Load:
         self._rng = Random(seed)
 
     async def run(self, num_chats: int, num_questions: int, stop: asyncio.Event) -> None:
-        """Ask until `stop` is set; returns when everything has been answered."""
+        """Ask until `stop` is set; returns when everything has been answered.
+
+        Args:
+            num_chats: Clients that chat.
+            num_questions: Clients that ask agents.
+            stop: Ends it.
+        """
         async with asyncio.TaskGroup() as group:
             for index in range(num_chats):
                 streams = bool(index % 2)
@@ -155,6 +164,22 @@ class Load:
             for index in range(num_questions):
                 way = ("followed", "whole", "left")[index % 3]
                 group.create_task(self._ask(stop, way), name=f"questions-{index}")
+            for headers in ({}, {"connection": "close"}):
+                group.create_task(self._look(stop, headers), name="looks")
+
+    async def _look(self, stop: asyncio.Event, headers: dict[str, str]) -> None:
+        """Ask what is answered at once, often: on a kept connection, or on a new one each time."""
+        what = "on a new connection" if headers else "on a kept connection"
+        while not stop.is_set():
+            number = next(self._numbers)
+            try:
+                async with self._front.send("GET", "/v1/models", headers=headers) as answer:
+                    found = (await _json(answer))["object"]
+            except (httpx.HTTPError, WrongAnswerError) as exc:
+                self._fail(what, number, exc)
+            else:
+                self._note(what, number, found, "list")
+            await asyncio.sleep(self._rng.uniform(0.0, LOOK_REST_S))
 
     async def _chats(self, stop: asyncio.Event, *, streams: bool) -> None:
         what = "stream" if streams else "chat"
