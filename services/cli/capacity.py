@@ -32,7 +32,9 @@ def _mean_work_s(calls: Sequence[TraceCall], spec: InstanceSpec) -> float:
     total_s = 0.0
     for call in calls:
         cached = shared * sum(part.tokens for part in call.prefix)
-        total_s += (call.input_tokens - cached) * speed.prefill_s_per_token * waste
+        computed = call.input_tokens - cached
+        pairs = computed * (cached + computed / 2)
+        total_s += computed * speed.prefill_s_per_token * waste + pairs * speed.attention_s_per_pair
         step_s = (speed.weights_s + speed.overhead_s) / batch + speed.seq_s
         context = call.input_tokens + call.output_tokens / 2
         total_s += call.output_tokens * (step_s + context * speed.kv_s_per_token)

@@ -104,7 +104,8 @@ async def measure_fidelity(
         ConfigError: The engine cannot be had or profiled.
         TransientError: The engine did not answer every query.
     """
-    async with open_real(plan.engines, console) as engines:
+    whole = msgspec.structs.replace(plan.engines, is_bounded=False)
+    async with open_real(whole, console) as engines:
         spec = engines.specs[0]
         console.print("profiling ...", style="dim")
         async with engines.open_engine(spec, SystemClock()) as engine:
@@ -194,6 +195,7 @@ def fidelity_json(profile: Profile, results: list[LoadResult]) -> dict[str, Any]
         "profile": {
             "instance": msgspec.to_builtins(profile.spec),
             "errors": errors_json(profile.fit.errors),
+            "held_out_errors": errors_json(profile.held_out),
             "repeat_noise": round(profile.noise, 5),
         },
     }

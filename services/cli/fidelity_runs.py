@@ -169,6 +169,7 @@ def _scenario(queries: tuple[TraceQuery, ...], spec: InstanceSpec) -> Scenario:
         alpha=ALPHA,
         hop_s=HOP_S,
         state_delay_s=STATE_DELAY_S,
+        one_by_one=True,
     )
 
 

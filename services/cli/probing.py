@@ -56,7 +56,7 @@ class Scale(msgspec.Struct, frozen=True, kw_only=True):
         lengths: Prompt lengths of lone calls, tokens.
         batches: Batch sizes.
         output_tokens: Output of a call, tokens.
-        mixed_calls: Calls of the mixed run, with random lengths and arrivals.
+        mixed_calls: Calls of each mixed run, with random lengths and arrivals.
         repeats: How often each lone call is made.
     """
 
@@ -98,12 +98,12 @@ def full_scale(spec: InstanceSpec) -> Scale:
 
 
 def plan_experiment(spec: InstanceSpec, scale: Scale, seed: int = 0) -> Plan:
-    """Return prompt lengths × batch sizes × cached prefixes, and a mixed run.
+    """Return prompt lengths × batch sizes × cached prefixes, and two mixed runs.
 
     Args:
         spec: The instance.
         scale: How large.
-        seed: Of the mixed run.
+        seed: Of the mixed runs.
     """
     room = spec.max_context_tokens - scale.output_tokens - OPENING_WORDS
     lengths = [min(length, room) for length in scale.lengths]
@@ -117,15 +117,27 @@ def plan_experiment(spec: InstanceSpec, scale: Scale, seed: int = 0) -> Plan:
     middle = lengths[len(lengths) // 2]
     batch_lengths = sorted({max(8, min(length, per_call)) for length in (lengths[0], middle)})
     runs += [
-        (PlannedCall(input_tokens=length, output_tokens=out),) * batch
+        _batch_run(spec, PlannedCall(input_tokens=length, output_tokens=out), batch)
         for batch in scale.batches
         for length in batch_lengths
     ]
     if spec.prefix_caching and scale.mixed_calls:
         runs += _cached_runs(lengths, room)
     if scale.mixed_calls:
-        runs.append(_mixed_run(spec, scale, lengths, seed))
+        runs += [_mixed_run(spec, scale, lengths[0], most, seed) for most in (middle, lengths[-1])]
     return tuple(runs)
+
+
+def _batch_run(spec: InstanceSpec, call: PlannedCall, batch: int) -> tuple[PlannedCall, ...]:
+    """Return equal calls, all but the first while the first one's prompt is computed.
+
+    Calls that come at one instant may or may not begin together, by a race inside the engine; those
+    that come during an iteration begin together after it.
+    """
+    other = msgspec.structs.replace(
+        call, after_s=0.5 * call.input_tokens * spec.latency.prefill_s_per_token
+    )
+    return (call, *(other for _ in range(batch - 1)))
 
 
 def _cached_runs(lengths: Sequence[int], room: int) -> list[tuple[PlannedCall, ...]]:
@@ -142,23 +154,28 @@ def _cached_runs(lengths: Sequence[int], room: int) -> list[tuple[PlannedCall, .
 
 
 def _mixed_run(
-    spec: InstanceSpec, scale: Scale, lengths: Sequence[int], seed: int
+    spec: InstanceSpec, scale: Scale, least: int, most: int, seed: int
 ) -> tuple[PlannedCall, ...]:
-    rng = np.random.default_rng(seed)
-    typical = lengths[len(lengths) // 2]
+    """Return calls with prompts of so many tokens that come when they come."""
+    rng = np.random.default_rng([seed, most])
     calls = [
         PlannedCall(
-            input_tokens=int(rng.integers(lengths[0], max(lengths[0] + 1, typical))),
+            input_tokens=int(rng.integers(least, max(least + 1, most))),
             output_tokens=int(rng.integers(2, 2 * scale.output_tokens)),
         )
         for _ in range(scale.mixed_calls)
     ]
     alone_s = _rough_s(spec, calls)
-    gaps = rng.exponential(0.7 * alone_s, len(calls))
+    gaps = rng.exponential(alone_s, len(calls))
     return tuple(
         msgspec.structs.replace(call, after_s=float(at_s))
         for call, at_s in zip(calls, np.cumsum(gaps), strict=True)
     )
+
+
+def is_mixed(planned: Sequence[PlannedCall]) -> bool:
+    """Return whether a run is a mixed one."""
+    return len({call.after_s for call in planned}) > 2
 
 
 def _rough_s(spec: InstanceSpec, calls: Sequence[PlannedCall]) -> float:
@@ -174,12 +191,16 @@ def _rough_s(spec: InstanceSpec, calls: Sequence[PlannedCall]) -> float:
 class Prober:
     """Runs planned calls on an engine and notes when things happened.
 
+    The engine is given no more calls at a time than its description says it batches, as a worker
+    does it: what else waits here, first come, first served, and has begun when it is handed in.
+
     Args:
         engine: What is measured; nothing else should use it meanwhile.
     """
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        self._places = asyncio.Semaphore(engine.spec.max_num_seqs)
         self._num_calls = 0
 
     async def warm_up(self) -> None:
@@ -218,6 +239,10 @@ class Prober:
 
     async def _run_one(self, planned: PlannedCall, began_s: float) -> ProbedCall:
         await asyncio.sleep(max(0.0, began_s + planned.after_s - time.perf_counter()))
+        async with self._places:
+            return await self._generate(planned, began_s)
+
+    async def _generate(self, planned: PlannedCall, began_s: float) -> ProbedCall:
         self._num_calls += 1
         call = probe_call(self._engine.spec, planned, self._num_calls)
         started_s = first_s = time.perf_counter()

@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 import typer
 from rich.console import Console
 from rich.progress import Progress
@@ -43,7 +44,8 @@ async def profile_fleet(choice: EngineChoice, seed: int, console: Console) -> li
         ConfigError: An engine cannot be had, or does not do what the experiment asks.
         TransientError: A server does not answer.
     """
-    async with open_real(choice, console) as engines:
+    whole = msgspec.structs.replace(choice, is_bounded=False)
+    async with open_real(whole, console) as engines:
         return [
             await _profile(engines, index, seed, console) for index in range(len(engines.specs))
         ]
@@ -88,7 +90,7 @@ def command(
     out: Annotated[
         Path, typer.Option("--out", "-o", help="The fleet file to write; a plot goes beside it.")
     ] = Path("out/profile.toml"),
-    seed: Annotated[int, typer.Option(min=0, help="Of the mixed run.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Of the mixed runs.")] = 0,
     json: JsonOption = False,
     verbose: VerboseOption = False,
 ) -> None:

@@ -11,12 +11,19 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich.table import Table
 
-from services.cli.probing import Plan, PlannedCall, Prober, full_scale, plan_experiment
+from services.cli.probing import Plan, PlannedCall, Prober, full_scale, is_mixed, plan_experiment
 from shared.domain.instance import InstanceSpec, LatencyModel
 from shared.errors import ConfigError, GenerationFailed
 from shared.ports import Engine
 from shared.scheduling.knee import knee_calls
-from shared.simulation.latency_fit import FitErrors, LatencyFit, ProbedCall, fit_latency, modelled
+from shared.simulation.latency_fit import (
+    FitErrors,
+    LatencyFit,
+    ProbedCall,
+    errors_of,
+    fit_latency,
+    modelled,
+)
 
 BLUE, ORANGE, GREY = "#0b6e99", "#d9730d", "#6b6b6b"
 
@@ -28,15 +35,22 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         spec: The instance with the fitted speed.
-        fit: The fit, with its errors.
+        fit: The fit to lone calls, batches and cached beginnings, with its errors.
+        held_out: The errors on the mixed runs, which it was not fitted on.
         plan: What was run.
         runs: What came of it.
     """
 
     spec: InstanceSpec
     fit: LatencyFit
+    held_out: FitErrors
     plan: Plan
     runs: tuple[tuple[ProbedCall, ...], ...]
+
+    @property
+    def num_calls(self) -> int:
+        """Calls made."""
+        return sum(map(len, self.runs))
 
     @property
     def noise(self) -> float:
@@ -56,9 +70,9 @@ async def profile_engine(
 
     Args:
         engine: What is measured.
-        spec: Its description; its speed is a first guess, by which the mixed run is paced.
+        spec: Its description; its speed is a first guess, by which the mixed runs are paced.
         report: Told how many runs are done, of how many.
-        seed: Of the mixed run.
+        seed: Of the mixed runs.
 
     Raises:
         ConfigError: A call failed: there is no profile then.
@@ -67,22 +81,32 @@ async def profile_engine(
     prober = Prober(engine)
     try:
         await prober.warm_up()
+        await prober.run((_largest_batch(plan),))  # not counted: a size costs more the first time
         runs = await prober.run(plan, report)
     except* GenerationFailed as exc:
         raise ConfigError(f"{spec.instance_id} cannot be profiled: {exc.exceptions[0]}") from exc
-    fit = await asyncio.to_thread(fit_latency, spec, runs)
+    mixed = [run for planned, run in zip(plan, runs, strict=True) if is_mixed(planned)]
+    others = [run for planned, run in zip(plan, runs, strict=True) if not is_mixed(planned)]
+    # In a mixed run a step that comes a little later leaves a call behind for a whole iteration:
+    # it tells well how good a model is, and badly in which direction a better one lies.
+    fit = await asyncio.to_thread(fit_latency, spec, others)
     fitted = msgspec.structs.replace(spec, latency=fit.latency)
     return Profile(
         spec=msgspec.structs.replace(fitted, max_num_seqs=knee_calls(fitted)),
         fit=fit,
+        held_out=errors_of(spec, fit.latency, mixed),
         plan=plan,
         runs=tuple(map(tuple, runs)),
     )
 
 
+def _largest_batch(plan: Plan) -> tuple[PlannedCall, ...]:
+    return max((run for run in plan if not is_mixed(run)), key=len)
+
+
 def profile_table(profile: Profile) -> Table:
     """Return the coefficients and how well they explain what was measured."""
-    latency, errors = profile.fit.latency, profile.fit.errors
+    latency, errors, held_out = profile.fit.latency, profile.fit.errors, profile.held_out
     table = Table(title=profile.spec.instance_id, title_justify="left", show_header=False)
     table.add_column(style="bold")
     table.add_column()
@@ -94,11 +118,13 @@ def profile_table(profile: Profile) -> Table:
         ("iteration", f"{1e3 * (latency.weights_s + latency.overhead_s):.2f} ms at least"),
         ("each further call", f"+{1e3 * latency.seq_s:.3f} ms"),
         ("1,000 KV tokens", f"+{1e6 * latency.kv_s_per_token:.3f} ms"),
+        ("attention", f"+{5e8 * latency.attention_s_per_pair:.1f} ms for 1,000 prompt tokens"),
         ("equal calls differ by", f"±{profile.noise:.1%}"),
         ("error, first token", _share_text(errors.ttft_median, errors.ttft_p95)),
         ("error, whole call", _share_text(errors.latency_median, errors.latency_p95)),
+        ("on calls not fitted", _share_text(held_out.latency_median, held_out.latency_p95)),
         ("calls at a time", f"{profile.spec.max_num_seqs}: more bring next to no throughput"),
-        ("measured", f"{profile.fit.num_calls} calls in {len(profile.runs)} runs"),
+        ("measured", f"{profile.num_calls} calls in {len(profile.runs)} runs"),
     ):
         table.add_row(name, text)
     return table
@@ -109,8 +135,9 @@ def profile_json(profile: Profile) -> dict[str, Any]:
     return {
         "instance": msgspec.to_builtins(profile.spec),
         "errors": errors_json(profile.fit.errors),
+        "held_out_errors": errors_json(profile.held_out),
         "repeat_noise": round(profile.noise, 5),
-        "calls": profile.fit.num_calls,
+        "calls": profile.num_calls,
         "runs": len(profile.runs),
     }
 
@@ -125,7 +152,7 @@ def profile_figure(profile: Profile) -> Figure:
     figure = Figure(figsize=(13.0, 4.2), dpi=130, layout="constrained")
     errors = profile.fit.errors
     figure.suptitle(
-        f"{profile.spec.instance_id}: {profile.fit.num_calls} calls measured, and the fitted model "
+        f"{profile.spec.instance_id}: {profile.num_calls} calls measured, and the fitted model "
         f"(median error {errors.latency_median:.1%}, first token {errors.ttft_median:.1%})",
         fontsize=11,
     )

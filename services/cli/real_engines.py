@@ -78,6 +78,8 @@ class EngineChoice(msgspec.Struct, frozen=True, kw_only=True):
         slot_tokens: Context of each of them, tokens.
         num_threads: Threads of a llama.cpp; 0: one per core, less one.
         cores: Cores it is held on; empty: all.
+        is_bounded: Whether an instance is said to take no more calls at a time than its knee; a
+            profile has to see how the engine does with more.
     """
 
     engine: EngineName = "llamacpp"
@@ -90,6 +92,7 @@ class EngineChoice(msgspec.Struct, frozen=True, kw_only=True):
     slot_tokens: int = 2_048
     num_threads: int = 0
     cores: tuple[int, ...] = ()
+    is_bounded: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -216,7 +219,7 @@ async def _own_vllm(choice: EngineChoice, console: Console) -> AsyncIterator[Fle
             (spec,) = _listed(choice.fleet, 1)
         else:
             console.print("measuring how fast it is: a few short calls ...", style="dim")
-            spec = await measured_quickly(engine, engine.spec)
+            spec = await measured_quickly(engine, engine.spec, choice)
 
         @asynccontextmanager
         async def open_engine(wanted: InstanceSpec, _: Clock) -> AsyncIterator[Engine]:
@@ -238,17 +241,19 @@ async def _describe(
     if choice.fleet is not None:
         return _listed(choice.fleet, len(named))
     console.print("measuring how fast it is: a few short calls ...", style="dim")
-    return tuple([await _measured(name, params) for name, params in named.items()])
+    return tuple([await _measured(name, params, choice) for name, params in named.items()])
 
 
-async def _measured(instance_id: str, params: OpenAIParams) -> InstanceSpec:
+async def _measured(instance_id: str, params: OpenAIParams, choice: EngineChoice) -> InstanceSpec:
     """Return a server's description, its speed from a few calls."""
     async with OpenAIEngine.open(blank_spec(instance_id), params, SystemClock()) as engine:
         spec = msgspec.structs.replace(engine.spec, model=engine.model)
-        return await measured_quickly(engine, spec)
+        return await measured_quickly(engine, spec, choice)
 
 
-async def measured_quickly(engine: Engine, spec: InstanceSpec) -> InstanceSpec:
+async def measured_quickly(
+    engine: Engine, spec: InstanceSpec, choice: EngineChoice
+) -> InstanceSpec:
     """Return a description with a speed measured by a few calls.
 
     Raises:
@@ -262,12 +267,9 @@ async def measured_quickly(engine: Engine, spec: InstanceSpec) -> InstanceSpec:
         first = exc.exceptions[0]
         raise ConfigError(f"{spec.instance_id} cannot be measured: {first}") from exc
     fit = await asyncio.to_thread(fit_latency, spec, runs)
-    return with_speed(spec, fit.latency)
-
-
-def with_speed(spec: InstanceSpec, latency: LatencyModel) -> InstanceSpec:
-    """Return a description with a measured speed, and no more calls at a time than its knee."""
-    measured = msgspec.structs.replace(spec, latency=latency)
+    measured = msgspec.structs.replace(spec, latency=fit.latency)
+    if not choice.is_bounded:
+        return measured
     return msgspec.structs.replace(measured, max_num_seqs=knee_calls(measured))
 
 

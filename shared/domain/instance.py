@@ -1,11 +1,12 @@
 """Instances: what is known of an engine replica before it runs, and how fast it is.
 
-An *instance* is one engine replica serving one model. `LatencyModel` is its speed in six numbers;
+An *instance* is one engine replica serving one model. `LatencyModel` is its speed in seven numbers;
 `InstanceSpec` is its static description, as a fleet file or a worker's settings declare it.
 
 Source of the linear form: one vLLM iteration reads the weights once (memory bound), reads the KV
-cache of every running sequence, and does arithmetic for every token it processes. See Vidur
-(arXiv 2405.05465) and Sarathi-Serve (arXiv 2403.02310) for the same decomposition.
+cache of every running sequence, and does arithmetic for every token it processes; attention over a
+prompt grows with the square of its length. See Vidur (arXiv 2405.05465) and Sarathi-Serve (arXiv
+2403.02310) for the same decomposition.
 """
 
 from typing import Annotated
@@ -23,7 +24,8 @@ class LatencyModel(msgspec.Struct, frozen=True, kw_only=True):
     One iteration that processes `p` prompt tokens in `c` chunks (one chunk per prompt) and `b`
     decoding sequences, which hold `k` KV tokens when it ends, takes
     `overhead_s + max(weights_s, (p + c * chunk_waste_tokens) * prefill_s_per_token)
-    + b * seq_s + k * kv_s_per_token`.
+    + a * attention_s_per_pair + b * seq_s + k * kv_s_per_token`, where `a` counts the pairs of a
+    prompt token and one before it: `n * (m + n / 2)` for a chunk of `n` tokens after `m` others.
 
     Prompts in prefill count neither in `b` nor in `k`. The iteration that computes a prompt's last
     token also brings its first output token; `shared.scheduling.latency` sums this up for a call
@@ -36,6 +38,8 @@ class LatencyModel(msgspec.Struct, frozen=True, kw_only=True):
         seq_s: Extra time for each decoding sequence in the batch, seconds.
         kv_s_per_token: Extra time for each KV token read, seconds.
         chunk_waste_tokens: Prompt tokens' worth of time lost at each prefill chunk, tokens.
+        attention_s_per_pair: Extra time for each pair of a prompt token and a token before it,
+            cached ones too, seconds.
     """
 
     prefill_s_per_token: Coefficient
@@ -44,6 +48,7 @@ class LatencyModel(msgspec.Struct, frozen=True, kw_only=True):
     seq_s: Coefficient = 0.0
     kv_s_per_token: Coefficient = 0.0
     chunk_waste_tokens: Annotated[int, Meta(ge=0, le=2**40)] = 0
+    attention_s_per_pair: Coefficient = 0.0
 
 
 class InstanceSpec(msgspec.Struct, frozen=True, kw_only=True):

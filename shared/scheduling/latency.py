@@ -16,11 +16,14 @@ def prefill_s(
     overhead_s: float,
     prefill_s_per_token: float,
     chunk_waste_tokens: float,
+    cached_tokens: float,
+    attention_s_per_pair: float,
 ) -> float:
     """Return the time to process a prompt alone on the instance (leaf).
 
     The prompt is cut into chunks of the iteration's token budget; each chunk is one iteration
-    that takes at least the time to stream the weights.
+    that takes at least the time to stream the weights. Every token also attends to those before
+    it, however the prompt is cut.
 
     Args:
         tokens: Prompt tokens not found in the prefix cache, >= 0.
@@ -29,6 +32,8 @@ def prefill_s(
         overhead_s: Fixed time of an iteration, seconds.
         prefill_s_per_token: Compute time of a token, seconds.
         chunk_waste_tokens: Extra tokens' worth of time per chunk, tokens.
+        cached_tokens: Prompt tokens found in the prefix cache, >= 0.
+        attention_s_per_pair: Extra time per pair of a token and one before it, seconds.
 
     Returns:
         Seconds, >= 0; an entirely cached prompt still takes one iteration.
@@ -37,7 +42,7 @@ def prefill_s(
     full = math.floor(tokens / chunk_tokens)
     rest = tokens - full * chunk_tokens
     whole = overhead_s + max(weights_s, (chunk_tokens + chunk_waste_tokens) * prefill_s_per_token)
-    total = full * whole
+    total = full * whole + tokens * (cached_tokens + tokens / 2.0) * attention_s_per_pair
     if rest > 0.0:
         total += overhead_s + max(weights_s, (rest + chunk_waste_tokens) * prefill_s_per_token)
     return total
@@ -108,6 +113,8 @@ def service_s(
         model.overhead_s,
         model.prefill_s_per_token,
         model.chunk_waste_tokens,
+        cached_tokens,
+        model.attention_s_per_pair,
     )
     decode = decode_s(
         output_tokens,

@@ -143,6 +143,8 @@ def own_prefill_s(tables: Tables, index: int, instance: int) -> float:
         belief.overhead_s,
         belief.prefill_s_per_token,
         engine.chunk_waste_tokens,
+        float(tables.cached_tokens[instance]),
+        belief.attention_s_per_pair,
     )
     return min(own_s, tables.costs_s[instance])
 

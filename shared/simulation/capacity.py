@@ -68,6 +68,7 @@ class _Work(msgspec.Struct, kw_only=True):
         computed_tokens: Prompt tokens not cached.
         kv_steps: KV tokens held for the call alone, times iterations.
         kv_reads: KV tokens read by decode steps.
+        pairs: Pairs of a computed prompt token and one before it.
     """
 
     num_calls: int = 0
@@ -76,6 +77,7 @@ class _Work(msgspec.Struct, kw_only=True):
     computed_tokens: float = 0.0
     kv_steps: float = 0.0
     kv_reads: float = 0.0
+    pairs: float = 0.0
 
 
 class _Type(msgspec.Struct, frozen=True, kw_only=True):
@@ -175,6 +177,7 @@ def _work(one: _Type, spec: InstanceSpec) -> _Work:
         total.computed_tokens += computed
         total.kv_steps += chunks * (call.input_tokens - shared) + reads - steps * shared
         total.kv_reads += reads
+        total.pairs += computed * (call.input_tokens - computed / 2)
     return total
 
 
@@ -182,6 +185,7 @@ def _coefficients(work: _Work, spec: InstanceSpec) -> list[float]:
     """Return what one call adds to each of the instance's constraints."""
     speed = spec.latency
     reads_s = work.steps * speed.seq_s + work.kv_reads * speed.kv_s_per_token
+    reads_s += work.pairs * speed.attention_s_per_pair
     computed = work.computed_tokens + work.chunks * speed.chunk_waste_tokens
     full_tokens = spec.max_batched_tokens - spec.max_num_seqs + 1 + speed.chunk_waste_tokens
     excess_s = max(0.0, full_tokens * speed.prefill_s_per_token - speed.weights_s)

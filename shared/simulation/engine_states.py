@@ -25,6 +25,7 @@ def new_engine_state(spec: InstanceSpec, speed_factor: float = 1.0) -> EngineSta
     engine.prefill_s_per_token = model.prefill_s_per_token * speed_factor
     engine.seq_s = model.seq_s * speed_factor
     engine.kv_s_per_token = model.kv_s_per_token * speed_factor
+    engine.attention_s_per_pair = model.attention_s_per_pair * speed_factor
     engine.chunk_waste_tokens = float(model.chunk_waste_tokens)
     engine.clock_s = engine.start_s = engine.busy_s = 0.0
     engine.linear_s = engine.quadratic_s = 0.0
@@ -72,6 +73,7 @@ def _has_no_speed(spec: InstanceSpec) -> bool:
         model.prefill_s_per_token,
         model.seq_s,
         model.kv_s_per_token,
+        model.attention_s_per_pair,
         float(model.chunk_waste_tokens),
     )
     if any(not math.isfinite(value) or value < 0.0 for value in coefficients):

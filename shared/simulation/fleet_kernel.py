@@ -6,7 +6,8 @@ instance is offered to the policy, in the order they became ready; then instance
 from their lines and start iterations.
 
 An instance takes the first call of its line while its engine has admission left and room for
-it (`gate`). A call that only lacks KV memory is looked past where the scenario says so, at most
+it (`gate`); where the scenario says so, an idle engine begins with the first and the others follow
+while it works. A call that only lacks KV memory is looked past where the scenario says so, at most
 `MAX_PASSES` times. The line is looked at when a call is delivered, when a call of the instance
 brings its first token or ends, and when an iteration has admitted a call: when room can appear.
 
@@ -355,23 +356,26 @@ def _start_touched(tables: Tables, run: RunState) -> None:
         line.is_touched = 0
         if line.has_news != 0:
             line.has_news = 0
-            _feed_engine(tables, run, line, engine)
+            most = 1 if run.one_by_one != 0 and line.inside == 0 else line.admission
+            _feed_engine(tables, run, line, engine, most)
         if engine.iterations == 0:
             admissions = engine.num_admissions
             start_segment(tables, engine)
             if engine.num_admissions > admissions:
-                _feed_engine(tables, run, line, engine)
+                _feed_engine(tables, run, line, engine, line.admission)
         tables.wakes_s[instance] = engine.end_s
     run.num_touched = 0
 
 
-def _feed_engine(tables: Tables, run: RunState, line: LineState, engine: EngineState) -> None:
-    """Move calls from the line into the engine while they fit."""
-    if line.size == 0 or line.inside >= line.admission:
+def _feed_engine(
+    tables: Tables, run: RunState, line: LineState, engine: EngineState, most: int
+) -> None:
+    """Move calls from the line into the engine while they fit and it holds fewer than `most`."""
+    if line.size == 0 or line.inside >= most:
         return
     sync_segment(tables, engine, run.now_s)
     held = 0
-    while line.size > 0 and line.inside < line.admission and has_turn(engine):
+    while line.size > 0 and line.inside < most and has_turn(engine):
         index = pop_call(tables, line.heap_base, line.size)
         line.size -= 1
         tokens = reserved_tokens(engine, tables.calls[index], tables.plans[index].predicted_tokens)

@@ -19,6 +19,7 @@ class RunState:
         state_delay_s: Age of an instance's state when a dispatcher sees it.
         chosen_score: Queue score given with an external choice.
         look_past: How many calls that lack memory are looked past at a time.
+        one_by_one: Whether an idle engine begins with the first call it is given.
         num_queries: Queries of the run.
         num_instances: Instances of the fleet.
         num_nodes: Prefix parts per instance.
@@ -67,6 +68,7 @@ class RunState:
         "num_queries",
         "num_timers",
         "num_touched",
+        "one_by_one",
         "order_rule",
         "pause_s",
         "pending_call",
@@ -84,6 +86,7 @@ class RunState:
     chosen_score: Real
     pause_s: Real
     look_past: Int
+    one_by_one: Int
     num_queries: Int
     num_instances: Int
     num_nodes: Int
@@ -291,11 +294,12 @@ class BeliefState:
     """What policies believe of one instance's speed, which need not be true.
 
     Attributes:
-        overhead_s: See `LatencyModel`, learned correction included; likewise the next four.
+        overhead_s: See `LatencyModel`, learned correction included; likewise the next five.
         hit_factor: Share of the prompt tokens expected in its cache that are found there.
     """
 
     __slots__ = (
+        "attention_s_per_pair",
         "hit_factor",
         "kv_s_per_token",
         "overhead_s",
@@ -309,6 +313,7 @@ class BeliefState:
     prefill_s_per_token: Real
     seq_s: Real
     kv_s_per_token: Real
+    attention_s_per_pair: Real
     hit_factor: Real
 
 

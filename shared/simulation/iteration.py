@@ -202,6 +202,8 @@ def _set_segment(
         + engine.kv_tokens * engine.kv_s_per_token
     )
     engine.quadratic_s = engine.num_decode * engine.kv_s_per_token
+    if engine.attention_s_per_pair > 0.0:
+        _add_attention(tables, engine)
     engine.start_s = engine.clock_s
     engine.iterations = 1
     if not preempted:
@@ -209,6 +211,21 @@ def _set_segment(
         if longest > 1:
             engine.iterations = _run_that_fits(tables, engine, longest)
     engine.end_s = engine.start_s + elapsed_s(engine, engine.iterations)
+
+
+def _add_attention(tables: Tables, engine: EngineState) -> None:
+    """Add the time in which prompt tokens attend to those before them.
+
+    The n-th equal chunk of p tokens after m others makes p (m - p / 2) + n p^2 pairs.
+    """
+    index = engine.prefill_head
+    while index >= 0:
+        call = tables.calls[index]
+        chunk = float(call.chunk_tokens)
+        before = float(call.computed_tokens)
+        engine.linear_s += chunk * (before - chunk / 2.0) * engine.attention_s_per_pair
+        engine.quadratic_s += chunk * chunk * engine.attention_s_per_pair
+        index = call.next
 
 
 def _longest_run(tables: Tables, engine: EngineState, chunks: int, repeats: int) -> int:

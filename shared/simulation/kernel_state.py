@@ -168,6 +168,7 @@ class EngineState:
     """
 
     __slots__ = (
+        "attention_s_per_pair",
         "block_tokens",
         "busy_s",
         "chunk_waste_tokens",
@@ -213,6 +214,7 @@ class EngineState:
     prefill_s_per_token: Real
     seq_s: Real
     kv_s_per_token: Real
+    attention_s_per_pair: Real
     chunk_waste_tokens: Real
     clock_s: Real
     start_s: Real

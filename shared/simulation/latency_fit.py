@@ -1,7 +1,7 @@
 """Fits an instance's latency model to calls it really ran.
 
 The calls of an experiment are run through the simulator's own batching model again, handed in at
-the instants at which they really were, and the six coefficients are moved until first tokens and
+the instants at which they really were, and the seven coefficients are moved until first tokens and
 durations come out as observed. So the fit is judged by what the simulator will make of it, mixed
 iterations and waiting included, and not by formulas for calls that run alone.
 
@@ -18,11 +18,14 @@ import msgspec
 import numpy as np
 
 from shared.domain.instance import InstanceSpec, LatencyModel
+from shared.domain.trace import PrefixPart
 from shared.errors import InvalidCall
 from shared.scheduling.attainment import percentile
 from shared.simulation.batching import BatchEvent, BatchingInstance
 
 FLOOR_S = 1e-7
+LEAST = {"kv_s_per_token": 1e-11, "attention_s_per_pair": 1e-13}
+"""Below it a coefficient makes no difference to any call, seconds; others: `FLOOR_S`."""
 HUBER = 0.1
 MAX_STEPS = 25
 ENOUGH_GAIN = 1e-4
@@ -31,7 +34,16 @@ TOO_STIFF = 1e6
 MAX_WASTE_TOKENS = 4_096
 WASTE_STEP_SHARE = 0.05
 LEAST_CALLS = 8
-_NAMES = ("prefill_s_per_token", "weights_s", "overhead_s", "seq_s", "kv_s_per_token")
+ATTENTION_TOKENS = 200
+"""Shorter prompts say nothing of attention: it is left out then."""
+_NAMES = (
+    "prefill_s_per_token",
+    "weights_s",
+    "overhead_s",
+    "seq_s",
+    "kv_s_per_token",
+    "attention_s_per_pair",
+)
 
 
 class ProbedCall(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,8 +55,8 @@ class ProbedCall(msgspec.Struct, frozen=True, kw_only=True):
         finished_s: Last token, seconds.
         input_tokens: Prompt length by the engine's count, tokens.
         output_tokens: Generated length by the engine's count, tokens.
-        cached_tokens: Prompt tokens found in the prefix cache by its count, tokens; they cost
-            nothing.
+        cached_tokens: Prompt tokens found in the prefix cache by its count, tokens; they are not
+            computed again, only attended to.
     """
 
     started_s: float
@@ -122,12 +134,14 @@ def guess(runs: Sequence[Sequence[ProbedCall]]) -> LatencyModel:
     ]
     prefill_s = max(FLOOR_S, median(per_token))
     step_s = max(FLOOR_S, min(steps)) if steps else prefill_s
+    longest = max(call.input_tokens for call in calls)
     return LatencyModel(
         prefill_s_per_token=0.7 * prefill_s,
         weights_s=0.5 * step_s,
         overhead_s=0.3 * step_s,
         seq_s=0.1 * step_s,
         kv_s_per_token=1e-4 * step_s,
+        attention_s_per_pair=3e-4 * prefill_s if longest >= ATTENTION_TOKENS else 0.0,
         chunk_waste_tokens=8,
     )
 
@@ -159,32 +173,57 @@ def modelled(
 
     A call that can never fit takes no time.
     """
-    instance = BatchingInstance(msgspec.structs.replace(spec, latency=latency))
+    instance, origin_s = _prepared(msgspec.structs.replace(spec, latency=latency), run)
     order = sorted(range(len(run)), key=lambda index: run[index].started_s)
     firsts, lasts = [0.0] * len(run), [0.0] * len(run)
 
     def take(events: Sequence[BatchEvent]) -> None:
         for event in events:
             ends = lasts if event.kind == "finished" else firsts
-            ends[event.handle] = event.at_s - run[event.handle].started_s
+            ends[event.handle] = event.at_s - origin_s - run[event.handle].started_s
 
     for index in order:
         call = run[index]
-        while instance.next_event_s() <= call.started_s:
+        while instance.next_event_s() <= origin_s + call.started_s:
             take(instance.advance(instance.next_event_s()))
-        _add(instance, index, call)
+        _add(instance, index, call, origin_s)
     while math.isfinite(instance.next_event_s()):
         take(instance.advance(instance.next_event_s()))
     return list(zip(firsts, lasts, strict=True))
 
 
-def _add(instance: BatchingInstance, handle: int, call: ProbedCall) -> None:
+def _prepared(spec: InstanceSpec, run: Sequence[ProbedCall]) -> tuple[BatchingInstance, float]:
+    """Return an idle instance that has cached what a run's calls found, and when a run may begin.
+
+    What a call found there was put there by another one before.
+    """
+    cached = sorted({call.cached_tokens for call in run if call.cached_tokens})
+    if not cached:
+        return BatchingInstance(spec), 0.0
+    # Blocks of one token: all that was found is there.
+    instance = BatchingInstance(msgspec.structs.replace(spec, prefix_caching=True, block_tokens=1))
+    at_s = 0.0
+    for number, tokens in enumerate(cached):
+        beginning = _beginning(tokens)
+        instance.add(number, now_s=0.0, input_tokens=tokens, output_tokens=1, prefix=beginning)
+    while math.isfinite(next_s := instance.next_event_s()):
+        at_s = next_s
+        instance.advance(at_s)
+    return instance, at_s
+
+
+def _beginning(cached_tokens: int) -> tuple[PrefixPart, ...]:
+    return (PrefixPart(f"cached-{cached_tokens}", cached_tokens),) if cached_tokens else ()
+
+
+def _add(instance: BatchingInstance, handle: int, call: ProbedCall, origin_s: float) -> None:
     try:
         instance.add(
             handle,
-            now_s=call.started_s,
-            input_tokens=max(1, call.input_tokens - call.cached_tokens),
+            now_s=origin_s + call.started_s,
+            input_tokens=max(1, call.input_tokens),
             output_tokens=max(1, call.output_tokens),
+            prefix=_beginning(call.cached_tokens),
             priority=call.started_s,
         )
     except InvalidCall:
@@ -195,7 +234,7 @@ Vector = np.ndarray[tuple[int], np.dtype[np.float64]]
 
 
 def _encode(latency: LatencyModel) -> Vector:
-    seconds = [max(FLOOR_S, getattr(latency, name)) for name in _NAMES]
+    seconds = [max(LEAST.get(name, FLOOR_S), getattr(latency, name)) for name in _NAMES]
     waste = max(1, latency.chunk_waste_tokens)
     return np.array([math.log(value) for value in (*seconds, float(waste))])
 
@@ -203,7 +242,10 @@ def _encode(latency: LatencyModel) -> Vector:
 def _decode(theta: Vector) -> LatencyModel:
     values = np.exp(theta)
     seconds = {name: float(value) for name, value in zip(_NAMES, values, strict=False)}
-    small = {name: value if value > 2 * FLOOR_S else 0.0 for name, value in seconds.items()}
+    small = {
+        name: value if value > 2 * LEAST.get(name, FLOOR_S) else 0.0
+        for name, value in seconds.items()
+    }
     small["prefill_s_per_token"] = seconds["prefill_s_per_token"]
     small["weights_s"] = seconds["weights_s"]
     waste = min(MAX_WASTE_TOKENS, round(float(values[-1])))
@@ -275,8 +317,8 @@ def _slopes(
 
 
 def _bounded(theta: Vector) -> Vector:
-    lowest = np.full(len(theta), math.log(FLOOR_S))
-    lowest[-1] = 0.0
+    floors_s = [LEAST.get(name, FLOOR_S) for name in _NAMES]
+    lowest = np.array([*map(math.log, floors_s), 0.0])
     highest = np.full(len(theta), math.log(100.0))
     highest[-1] = math.log(MAX_WASTE_TOKENS)
     return np.clip(theta, lowest, highest)

@@ -45,7 +45,14 @@ Array = np.ndarray[Any, Any]
 Arrays = dict[str, Array]
 
 MAX_CALLS = 2**31 - 1
-COEFFICIENTS = ("overhead_s", "weights_s", "prefill_s_per_token", "seq_s", "kv_s_per_token")
+COEFFICIENTS = (
+    "overhead_s",
+    "weights_s",
+    "prefill_s_per_token",
+    "seq_s",
+    "kv_s_per_token",
+    "attention_s_per_pair",
+)
 
 
 class Layout:
@@ -98,6 +105,7 @@ class Layout:
         run["hop_s"] = scenario.hop_s
         run["state_delay_s"] = scenario.state_delay_s
         run["look_past"] = scenario.look_past
+        run["one_by_one"] = scenario.one_by_one
         run["num_queries"] = len(arrays["queries"])
         run["num_instances"] = num_instances
         run["num_nodes"] = self._chains.size

@@ -99,6 +99,8 @@ def t_comp_s(
         belief.overhead_s,
         belief.prefill_s_per_token,
         engine.chunk_waste_tokens,
+        float(cached_tokens),
+        belief.attention_s_per_pair,
     ) + decode_s(
         plan.predicted_tokens,
         call.input_tokens,

@@ -56,6 +56,9 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
         admission: Most calls an engine is given at a time; None means its `max_num_seqs`.
         look_past: How many calls that lack KV memory an instance looks past to find one that
             fits; 0, as the live worker does: the most urgent call blocks those behind it.
+        one_by_one: Whether an idle engine begins with the first call that it is given, and others
+            of the same instant join it in its next iteration: what real engines do, which are
+            given them milliseconds apart.
         speed_factors: instance_id -> real time divided by the latency model's (1 by default).
         believed_factors: What policies believe of them; None: the truth.
         hit_factors: instance_id -> share of the prompt tokens expected in its prefix cache that
@@ -76,6 +79,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     hop_s: float = 0.0
     admission: int | None = None
     look_past: int = 0
+    one_by_one: bool = False
     speed_factors: Mapping[str, float] = {}
     believed_factors: Mapping[str, float] | None = None
     hit_factors: Mapping[str, float] = {}

@@ -189,6 +189,7 @@ def _slowed(spec: InstanceSpec, factor: float) -> LatencyModel:
         prefill_s_per_token=model.prefill_s_per_token * factor,
         seq_s=model.seq_s * factor,
         kv_s_per_token=model.kv_s_per_token * factor,
+        attention_s_per_pair=model.attention_s_per_pair * factor,
     )
 
 

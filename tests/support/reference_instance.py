@@ -16,6 +16,7 @@ class Speed:
     seq: float
     kv: float
     waste: float
+    attention: float
 
 
 @dataclass
@@ -219,10 +220,12 @@ class Instance:
         tokens = sum(call.chunk for call in self.prefill)
         compute = (tokens + len(self.prefill) * self.speed.waste) * self.speed.prefill
         kv_after = sum(call.kv() + 1 for call in self.decode)
+        pairs = sum(call.chunk * (call.computed + call.chunk / 2) for call in self.prefill)
         self.end = (
             now
             + self.speed.overhead
             + max(self.speed.weights, compute)
+            + pairs * self.speed.attention
             + len(self.decode) * self.speed.seq
             + kv_after * self.speed.kv
         )
@@ -324,11 +327,16 @@ class Instance:
             return True
         return not self.prefill and sum(c.target() for c in self.waiting) < self.budget
 
-    def feed(self, in_flight: bool) -> None:
+    def is_empty(self) -> bool:
+        """Whether no call is inside the engine."""
+        return not self.waiting and not self.prefill and not self.decode
+
+    def feed(self, in_flight: bool, most: int | None = None) -> None:
         """Take calls from the line while they fit."""
         held: list[Call] = []
         inside = len(self.waiting) + len(self.prefill) + len(self.decode)
-        while self.line and inside < self.admission and self.has_turn():
+        most = self.admission if most is None else most
+        while self.line and inside < most and self.has_turn():
             call = self.line.pop(0)
             tokens = min(
                 call.tokens_in + max(0, math.ceil(call.predicted) - 1), self.blocks * self.block

@@ -68,6 +68,7 @@ class Fleet:
         hop: float,
         delay: float,
         changes: list[Change],
+        one_by_one: bool,
     ) -> None:
         self.queries = queries
         self.stages = stages
@@ -79,6 +80,7 @@ class Fleet:
         self.hop = hop
         self.delay = delay
         self.changes = list(changes)
+        self.one_by_one = one_by_one
         self.timers: list[tuple[float, int, str, tuple[int, ...]]] = []
         self.timers_set = 0
         self.pool: list[Call] = []
@@ -154,7 +156,8 @@ class Fleet:
         for number in self.touched:
             instance = self.instances[number]
             if number in self.news:
-                instance.feed(in_flight=instance.end != math.inf)
+                alone = self.one_by_one and instance.is_empty()
+                instance.feed(in_flight=instance.end != math.inf, most=1 if alone else None)
             if instance.end == math.inf:
                 admissions = instance.num_admissions
                 instance.start(self.now)
@@ -238,7 +241,7 @@ class Fleet:
         cached = int(self.expected_cached(instance, call) * instance.hits)
         speed = instance.believed
         tokens = max(call.tokens_in - cached, 1)
-        prefill = 0.0
+        prefill = tokens * (cached + tokens / 2) * speed.attention
         while tokens > 0:
             chunk = min(tokens, instance.budget)
             prefill += speed.overhead + max(speed.weights, (chunk + speed.waste) * speed.prefill)

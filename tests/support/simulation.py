@@ -101,6 +101,7 @@ def instance_specs(draw: st.DrawFn, number: int, models: list[str]) -> InstanceS
             seq_s=draw(ticks(4)) / 4,
             kv_s_per_token=draw(ticks(4)) / 64,
             chunk_waste_tokens=draw(st.integers(0, 4)),
+            attention_s_per_pair=draw(st.sampled_from([0.0, 0.0, TICK_S / 64])),
         ),
     )
 
@@ -165,6 +166,7 @@ def scenarios(draw: st.DrawFn) -> Scenario:
         hop_s=draw(st.one_of(st.just(0.0), ticks(20))),
         admission=draw(st.one_of(st.none(), st.integers(1, 3))),
         look_past=draw(st.integers(0, 3)),
+        one_by_one=draw(st.booleans()),
         speed_factors=factors(draw, fleet, 0.5, 2.0) if is_misled else {},
         believed_factors=factors(draw, fleet, 0.5, 4.0) if is_misled else None,
         hit_factors=factors(draw, fleet, 0.0, 0.5) if is_misled else {},
@@ -266,6 +268,7 @@ def run_reference(scenario: Scenario) -> ref.Fleet:
         hop=scenario.hop_s,
         delay=scenario.state_delay_s,
         changes=_reference_changes(scenario, layout),
+        one_by_one=scenario.one_by_one,
     )
     fleet.run()
     return fleet
@@ -311,6 +314,7 @@ def _speed(spec: InstanceSpec, factors_by_id: Mapping[str, float]) -> ref.Speed:
         seq=model.seq_s * factor,
         kv=model.kv_s_per_token * factor,
         waste=model.chunk_waste_tokens,
+        attention=model.attention_s_per_pair * factor,
     )
 
 

@@ -144,6 +144,8 @@ def _own_prefill_s(call: WaitingCall, view: InstanceView, cost: Cost) -> float:
         model.overhead_s,
         model.prefill_s_per_token,
         model.chunk_waste_tokens,
+        cost.cached_tokens,
+        model.attention_s_per_pair,
     )
     return min(own_s, cost.t_comp_s)
 

@@ -14,7 +14,7 @@ from services.cli.fidelity_runs import (
     small_queries,
     with_arrivals,
 )
-from services.cli.probing import full_scale, plan_experiment, probe_call, quick_scale
+from services.cli.probing import full_scale, is_mixed, plan_experiment, probe_call, quick_scale
 from services.cli.profile import write_profile
 from services.cli.profiling import profile_engine, profile_figure
 from services.cli.real_engines import choice_of
@@ -40,14 +40,24 @@ SPEC = InstanceSpec(
 
 
 def test_the_experiment_is_lengths_times_batches_times_prefixes():
-    """Lone calls of several lengths, batches up to the largest, cached prefixes, a mixed run."""
+    """Lone calls of several lengths, batches up to the largest, cached prefixes, mixed runs."""
     plan = plan_experiment(SPEC, full_scale(SPEC))
     lone = {run[0].input_tokens for run in plan if len(run) == 1 and not run[0].prefix}
     assert len(lone) >= 5
     assert {2, 4} <= {len(run) for run in plan}
     assert sum(bool(run[0].prefix) for run in plan) == 3
-    (mixed,) = (run for run in plan if len({call.after_s for call in run}) > 1)
-    assert len(mixed) >= 20
+    short, long = (run for run in plan if len({call.after_s for call in run}) > 2)
+    assert min(len(short), len(long)) >= 20
+    assert max(c.input_tokens for c in short) < max(c.input_tokens for c in long)
+
+
+def test_a_batch_comes_while_its_first_prompt_is_computed():
+    """All but the first come at one instant, before the first has its token: no race decides."""
+    plan = plan_experiment(SPEC, full_scale(SPEC))
+    for first, *others in (run for run in plan if len(run) in (2, 4)):
+        (after_s,) = {call.after_s for call in others}
+        assert 0.0 == first.after_s < after_s
+        assert after_s < first.input_tokens * SPEC.latency.prefill_s_per_token
 
 
 @pytest.mark.parametrize("scale", [quick_scale, full_scale])
@@ -61,7 +71,7 @@ def test_every_planned_call_fits(scale, max_num_seqs: int):
     assert all(call.input_tokens + call.output_tokens < 256 for call in calls)
     for run in plan:
         used = sum(call.input_tokens + call.output_tokens for call in run)
-        is_batch = len(run) > 1 and {call.after_s for call in run} == {0.0}
+        is_batch = len(run) > 1 and len({call.after_s for call in run}) == 2
         assert used <= spec.kv_tokens or not is_batch
 
 
@@ -113,7 +123,11 @@ async def test_a_profile_is_measured_written_and_drawn(tmp_path: Path):
     async with SimulatedEngine.open(spec, SystemClock()) as engine:
         simulated = _Simulating(engine)
         profile = await profile_engine(simulated, spec, lambda *step: steps.append(step))
-    assert profile.fit.num_calls == sum(map(len, profile.plan)) == sum(map(len, profile.runs))
+    assert profile.num_calls == sum(map(len, profile.plan)) == sum(map(len, profile.runs))
+    mixed = [run for run in profile.plan if is_mixed(run)]
+    assert len(mixed) == 2
+    assert profile.fit.num_calls == profile.num_calls - sum(map(len, mixed))
+    assert 0 < profile.held_out.latency_median < 1
     assert steps[-1] == (len(profile.plan), len(profile.plan))
     assert 0 <= profile.noise < 1
     path = tmp_path / "deep" / "fleet.toml"

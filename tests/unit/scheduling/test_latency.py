@@ -15,25 +15,33 @@ tokens = st.integers(0, 40_000)
 
 def test_a_short_prompt_costs_one_pass_over_the_weights() -> None:
     """100 tokens compute in 0.02 s, but streaming the weights takes 0.035 s."""
-    assert prefill_s(100, 2_048, 0.035, 0.0, 1 / 5_000, 0) == 0.035
+    assert prefill_s(100, 2_048, 0.035, 0.0, 1 / 5_000, 0, 0, 0.0) == 0.035
 
 
 def test_a_long_prompt_is_cut_into_chunks() -> None:
     """5,000 tokens are two full chunks and 904: each loses 64 tokens' worth of time."""
     expected_s = (2 * (2_048 + 64) + (904 + 64)) / 5_000
-    assert prefill_s(5_000, 2_048, 0.035, 0.0, 1 / 5_000, 64) == pytest.approx(expected_s)
+    assert prefill_s(5_000, 2_048, 0.035, 0.0, 1 / 5_000, 64, 0, 0.0) == pytest.approx(expected_s)
 
 
 def test_an_entirely_cached_prompt_takes_one_iteration() -> None:
     """At least one token is always computed."""
-    assert prefill_s(0, 2_048, 0.035, 0.001, 1 / 5_000, 0) == pytest.approx(0.036)
+    assert prefill_s(0, 2_048, 0.035, 0.001, 1 / 5_000, 0, 0, 0.0) == pytest.approx(0.036)
 
 
 def test_overhead_is_paid_per_chunk() -> None:
     """Two full chunks pay the fixed time twice."""
-    with_overhead = prefill_s(4_096, 2_048, 0.01, 0.5, 1 / 5_000, 0)
-    without = prefill_s(4_096, 2_048, 0.01, 0.0, 1 / 5_000, 0)
+    with_overhead = prefill_s(4_096, 2_048, 0.01, 0.5, 1 / 5_000, 0, 0, 0.0)
+    without = prefill_s(4_096, 2_048, 0.01, 0.0, 1 / 5_000, 0, 0, 0.0)
     assert with_overhead - without == pytest.approx(1.0)
+
+
+def test_every_prompt_token_attends_to_those_before_it() -> None:
+    """1,000 tokens after 3,000 cached ones make 1,000 · (3,000 + 500) pairs, in chunks or not."""
+    for chunk in (128, 2_048):
+        slow = prefill_s(1_000, chunk, 0.01, 0.0, 1 / 5_000, 0, 3_000, 1e-6)
+        quick = prefill_s(1_000, chunk, 0.01, 0.0, 1 / 5_000, 0, 3_000, 0.0)
+        assert slow - quick == pytest.approx(3.5)
 
 
 def test_decode_counts_the_tokens_after_the_first() -> None:

@@ -22,6 +22,7 @@ latencies = st.builds(
     seq_s=coefficients,
     kv_s_per_token=st.floats(0.0, 1e-4),
     chunk_waste_tokens=st.integers(0, 200),
+    attention_s_per_pair=st.floats(0.0, 1e-6),
 )
 
 
@@ -107,6 +108,28 @@ def test_prefill_reaches_the_roofline() -> None:
     model = spec.latency
     chunk_s = model.overhead_s + (2_048 + 64) * model.prefill_s_per_token
     assert end_s == pytest.approx(40 * chunk_s)
+
+
+def test_attention_grows_with_the_square_of_a_prompt_however_it_is_cut() -> None:
+    """1,024 tokens in eight chunks make 1,024² / 2 pairs; a cached half leaves three quarters."""
+    latency = LatencyModel(prefill_s_per_token=0.0, weights_s=1.0, attention_s_per_pair=1e-6)
+    spec = make_spec(latency=latency, max_batched_tokens=128, block_tokens=16)
+    instance = BatchingInstance(spec)
+    half = (PrefixPart("half", 512),)
+    instance.add(1, now_s=0.0, input_tokens=1_024, output_tokens=1, prefix=half)
+    assert ends_s(drain(instance))[1] == pytest.approx(8.0 + 1_024**2 / 2 * 1e-6)
+    instance.add(2, now_s=100.0, input_tokens=1_024, output_tokens=1, prefix=half)
+    assert ends_s(drain(instance))[2] - 100.0 == pytest.approx(4.0 + 512 * (512 + 256) * 1e-6)
+
+
+def test_attention_of_neighbours_adds_up() -> None:
+    """Two prompts in one iteration attend each to their own tokens only."""
+    latency = LatencyModel(prefill_s_per_token=0.0, weights_s=1.0, attention_s_per_pair=1e-6)
+    instance = BatchingInstance(make_spec(latency=latency))
+    for handle, length in ((1, 400), (2, 1_000)):
+        instance.add(handle, now_s=0.0, input_tokens=length, output_tokens=1)
+    pairs = 400**2 / 2 + 1_000**2 / 2
+    assert list(ends_s(drain(instance)).values()) == pytest.approx(2 * [1.0 + pairs * 1e-6])
 
 
 def test_decodes_go_first_and_prefill_gets_the_rest_of_the_budget() -> None:

@@ -56,6 +56,12 @@ def test_overhead_and_per_call_terms_add_to_decoding():
     assert found == pytest.approx(1 / (101 * 0.025 / 50 + 100 * 1e-4 + reads * 1e-6))
 
 
+def test_attention_over_prompts_takes_its_time():
+    """A prompt of 1,000 tokens makes half a million pairs."""
+    one = spec(prefill=1e-3, max_batched_tokens=1_000, max_num_seqs=1, attention_s_per_pair=1e-6)
+    assert qps([query(call(1_000, 1))], one) == pytest.approx(1 / (1.0 + 0.5))
+
+
 def test_prompts_alone_are_the_compute_bound_roofline():
     """Each prompt costs its tokens and the waste of each chunk."""
     found = qps([query(call(5_000, 1))], spec(chunk_waste_tokens=64))
@@ -203,6 +209,7 @@ speeds = st.fixed_dictionaries(
         "seq_s": st.floats(0.0, 0.001),
         "kv_s_per_token": st.floats(0.0, 1e-6),
         "chunk_waste_tokens": st.integers(0, 50),
+        "attention_s_per_pair": st.floats(0.0, 1e-5),
         "max_num_seqs": st.integers(1, 8),
         "max_batched_tokens": st.integers(16, 300),
         "kv_tokens": st.integers(800, 4_000),

@@ -14,6 +14,7 @@ TRUE = LatencyModel(
     seq_s=0.003,
     kv_s_per_token=6e-6,
     chunk_waste_tokens=6,
+    attention_s_per_pair=1.5e-5,
 )
 SPEC = InstanceSpec(
     instance_id="a",
@@ -74,6 +75,23 @@ def test_the_true_model_is_found():
     assert fit.errors.latency_p95 < 0.002
     assert fit.errors.ttft_p95 < 0.005
     assert fit.latency.prefill_s_per_token == pytest.approx(TRUE.prefill_s_per_token, rel=0.02)
+    assert fit.latency.attention_s_per_pair == pytest.approx(TRUE.attention_s_per_pair, rel=0.05)
+
+
+def test_what_was_cached_is_not_computed_but_attended_to():
+    """200 tokens after 400 cached ones: 200 are computed, and make 200 · (400 + 100) pairs."""
+    whole = ProbedCall(
+        started_s=0.5,
+        first_token_s=0.0,
+        finished_s=0.0,
+        input_tokens=600,
+        output_tokens=1,
+        cached_tokens=400,
+    )
+    computed_s = (200 + TRUE.chunk_waste_tokens) * TRUE.prefill_s_per_token
+    pairs_s = 200 * (400 + 100) * TRUE.attention_s_per_pair
+    ((first_s, last_s),) = modelled(SPEC, TRUE, [whole])
+    assert first_s == last_s == pytest.approx(TRUE.overhead_s + computed_s + pairs_s)
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -6,6 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from shared.domain.instance import LatencyModel
 from shared.domain.trace import PrefixPart, TraceCall, TraceQuery, TraceStage
 from shared.errors import ConfigError
 from shared.scheduling.dispatch import text_key
@@ -405,3 +406,21 @@ def test_bad_settings_are_refused(changes: dict[str, object], fault: str) -> Non
     scenario = Scenario(queries=(one_query(),), fleet=(make_spec(),))
     with pytest.raises(ConfigError, match=fault):
         simulate(replace(scenario, **changes))
+
+
+def test_an_idle_engine_may_begin_with_the_first_call_alone() -> None:
+    """Of two calls of one instant the more urgent runs alone first; the other joins after it."""
+    latency = LatencyModel(prefill_s_per_token=0.001, weights_s=0.1)
+    spec = make_spec(latency=latency)
+    stage = TraceStage(
+        stage="both",
+        calls=(
+            TraceCall(input_tokens=200, output_tokens=1),
+            TraceCall(input_tokens=400, output_tokens=1),
+        ),
+    )
+    query = TraceQuery(query_id="q", stages=(stage,), arrival_s=0.0, slo_s=100.0)
+    together = simulate(Scenario(queries=(query,), fleet=(spec,)))
+    apart = simulate(Scenario(queries=(query,), fleet=(spec,), one_by_one=True))
+    assert together.call_end_s.tolist() == pytest.approx([0.6, 0.6])
+    assert apart.call_end_s.tolist() == pytest.approx([0.6, 0.4])
