@@ -21,8 +21,10 @@ from shared.adapters.openai_stream import DONE, EventLines, error_text
 from shared.errors import CallRefused, GenerationFailed
 
 METRICS_S = 2.0
-REFUSED = frozenset({400, 405, 413, 415, 422})
+REFUSED = frozenset({400, 405, 413, 415, 422, 501})
 BUSY = frozenset({408, 425, 429, 500, 502, 503, 504})
+NEVER = "not supported"
+"""In llama.cpp's answer, a 500, to what its model can never do, such as looking at images."""
 _READ_ERROR_BYTES = 65_536
 _READ_METRICS_BYTES = 8 * 1024 * 1024
 
@@ -181,7 +183,7 @@ async def _raise_for(response: aiohttp.ClientResponse) -> None:
     except (aiohttp.ClientError, ValueError):
         said = response.reason or ""
     detail = f"HTTP {status}: {said}"
-    if status in REFUSED:
+    if status in REFUSED or (status == 500 and NEVER in said):
         raise CallRefused(detail)
     if status in BUSY:
         raise ServerBusy(detail, _retry_after_s(response.headers.get("Retry-After")))

@@ -208,6 +208,16 @@ async def test_retries_are_bounded(server: FakeServer, status: int):
     assert len(server.bodies) == 3
 
 
+@pytest.mark.parametrize("status", [500, 501])
+async def test_what_the_server_can_never_do_is_refused_at_once(server: FakeServer, status: int):
+    """An image for a model without eyes: llama.cpp answers 500, and would do so for ever."""
+    server.faults = [answers_status(status, "image input is not supported")] * 10
+    async with opened(server) as engine:
+        with pytest.raises(CallRefused, match="image input is not supported"):
+            await events_of(engine, real_call("a"))
+    assert len(server.bodies) == 1
+
+
 async def test_retry_after_is_heeded_within_bounds(server: FakeServer):
     """A server that asks for an hour is asked again after the longest pause."""
     server.faults = [answers_status(429, **{"Retry-After": "3600"})]

@@ -171,11 +171,11 @@ def error(status: int, message: str, **headers: str) -> web.Response:
 # Faults.
 
 
-def answers_status(status: int, **headers: str) -> Misbehave:
+def answers_status(status: int, says: str = "not now", **headers: str) -> Misbehave:
     """Answer with a status."""
 
     async def fault(_: FakeServer, __: web.Request) -> web.Response:
-        return error(status, "not now", **headers)
+        return error(status, says, **headers)
 
     return fault
 
