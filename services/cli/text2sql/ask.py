@@ -35,6 +35,7 @@ from services.cli.text2sql.shown import (
     show_event,
     time_table,
 )
+from services.text2sql.flow.definition import load_definition
 from services.text2sql.recording import trace_of
 from shared.contracts.messages import QueryRequest, QueryResult
 from shared.contracts.query_events import QueryEvent
@@ -119,6 +120,8 @@ def command(
     engines = choice_of(None if openai else engine, openai)
     if kafka is None and engines is None:
         raise ConfigError("a simulated engine has nothing to say: --engine llamacpp or --openai")
+    if workflow is not None:
+        load_definition(workflow)  # told now, and not when a model has been started
     is_theirs = kafka is not None and is_plain_name(db)
     name, url = (db, "") if is_theirs else database_named(db)
     plan = AskPlan(

@@ -32,6 +32,7 @@ from services.text2sql.samples.writing import (
 from services.text2sql.sql.database import Database
 from services.text2sql.sql.errors import SqlError
 from shared.contracts.messages import QueryRequest, QueryResult
+from shared.domain.near_names import did_you_mean
 from shared.errors import ConfigError
 from shared.simulation.trace_file import dump_trace
 
@@ -131,10 +132,18 @@ def load_questions(files: Sequence[str]) -> list[QuestionFile]:
     Raises:
         ConfigError: One cannot be read.
     """
-    return [
-        sample_questions(name) if name in SAMPLES else read_questions(Path(name))
-        for name in files or sorted(SAMPLES)
-    ]
+    return [_questions_named(name) for name in files or sorted(SAMPLES)]
+
+
+def _questions_named(name: str) -> QuestionFile:
+    if name in SAMPLES:
+        return sample_questions(name)
+    if not Path(name).exists():
+        raise ConfigError(
+            f"{name}: no such file, and no sample ({', '.join(sorted(SAMPLES))})"
+            f"{did_you_mean(name, SAMPLES)}"
+        )
+    return read_questions(Path(name))
 
 
 def _plan_questions(
