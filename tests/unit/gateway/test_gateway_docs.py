@@ -10,7 +10,8 @@ from services.gateway.settings import GatewaySettings
 from services.gateway.tenants import parse_tenants
 from shared.runtime.settings import variable_names
 
-PAGE = (Path(__file__).parents[3] / "docs/gateway.md").read_text()
+ROOT = Path(__file__).parents[3]
+PAGE = (ROOT / "docs/gateway.md").read_text()
 
 
 def test_every_mesh_field_is_explained():
@@ -35,3 +36,12 @@ def test_settings_on_the_page_exist():
     """No variable is misspelt."""
     named = set(re.findall(r"\bGATEWAY_\w+", PAGE))
     assert named <= variable_names(GatewaySettings, "GATEWAY_")
+
+
+def test_every_error_code_is_in_the_table():
+    """A client's author finds every code that the gateway's own refusals carry."""
+    sources = "".join(path.read_text() for path in (ROOT / "services/gateway").glob("*.py"))
+    codes = set(re.findall(r'code="(\w+)"', sources))
+    table = PAGE.partition("| status | `code`")[2].partition("\n\n")[0]
+    assert len(codes) > 20
+    assert codes <= set(re.findall(r"`(\w+)`", table))
