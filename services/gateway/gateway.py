@@ -30,7 +30,9 @@ from services.gateway.open_requests import OpenRequests
 from services.gateway.params import GatewayParams
 from services.gateway.query_desk import QueryDesk
 from services.gateway.query_memory import QueryMemory
+from services.gateway.query_records import QueryRecords
 from services.gateway.query_routes import QueryRoutes
+from services.gateway.result_recorder import ResultRecorder
 from services.gateway.routing import application
 from services.gateway.server import serving
 from services.gateway.waiting import WaitingLines
@@ -216,8 +218,13 @@ class Gateway:
             clock=clock,
             shows_text=params.shows_text,
         )
-        self.query_desk = QueryDesk(questions, chunks, self._store, clock, params)
+        records = QueryRecords(self._store)
+        self.query_desk = QueryDesk(questions, chunks, records, clock, params)
         start(self.query_desk.run(), "queries")
+        recorder = ResultRecorder(
+            self._broker, self._topics, records, lambda: self._health.beat("results")
+        )
+        start(recorder.run(), "results")
         start(self.agents.run(), "agents")
         queries = QueryRoutes(
             desk=self.query_desk,
@@ -235,7 +242,7 @@ class Gateway:
     async def _questions_ended(self, end_s: float) -> None:
         """Return when no question is open, or at `end_s` (monotonic wall seconds).
 
-        Nobody else reads their results, so nobody could come back for them.
+        Other gateways record the results of those that are left, but may not be there.
         """
         desk = self.query_desk
         while desk is not None and desk.num_open and self._clock.monotonic_s() < end_s:  # noqa: ASYNC110

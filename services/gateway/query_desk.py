@@ -17,16 +17,15 @@ import structlog
 from services.gateway.chunk_reader import FIRST, ChunkReader
 from services.gateway.params import GatewayParams
 from services.gateway.problems import Problem, unavailable
+from services.gateway.query_records import ASKED, ENDED, Known, QueryRecords
 from shared.contracts.messages import QueryRequest, QueryResult
 from shared.contracts.query_events import QueryEvent, decode_event, event_stream
 from shared.errors import DeadlinePassed, StateUnavailable, TooLarge
-from shared.ports import Clock, StateStore
+from shared.ports import Clock
 from shared.sdk import Asked, Questions
 
 MAX_EVENTS = 1_000
-LOOK_S = 0.005
 TOMBSTONE_S = 600.0
-ASKED, ENDED = 0, 1  # places in the shared record of a question
 log = structlog.get_logger(__name__)
 
 
@@ -76,25 +75,13 @@ class OpenQuery:
         changed.set()
 
 
-class Known(msgspec.Struct, frozen=True, kw_only=True):
-    """What every replica can know of a question.
-
-    Attributes:
-        tenant: Whose it is.
-        result: Its result, as JSON for the client; None: not yet.
-    """
-
-    tenant: str
-    result: dict[str, Any] | None = None
-
-
 class QueryDesk:
     """Asks agents, and remembers what was asked.
 
     Args:
         questions: Asks and resolves.
         chunks: Reads events.
-        store: What all replicas share.
+        records: What all replicas share.
         clock: Mesh clock.
         params: Bounds.
     """
@@ -103,13 +90,13 @@ class QueryDesk:
         self,
         questions: Questions,
         chunks: ChunkReader,
-        store: StateStore,
+        records: QueryRecords,
         clock: Clock,
         params: GatewayParams,
     ) -> None:
         self._questions = questions
         self._chunks = chunks
-        self._store = store
+        self._records = records
         self._clock = clock
         self._params = params
         self._known: OrderedDict[str, OpenQuery] = OrderedDict()
@@ -148,7 +135,9 @@ class QueryDesk:
             raise
         query.arrival_s = asked.arrival_s
         self.counts["asked"] += 1
-        await self._share(request.query_id, ASKED, Known(tenant=request.tenant))
+        partition = self._questions.reply_to.partition
+        shared = Known(tenant=request.tenant, partition=partition)
+        await self._share(request.query_id, ASKED, shared)
         self.num_open += 1
         self._to_follow.put_nowait((query, asked, place.pop_all()))
         return query
@@ -165,10 +154,7 @@ class QueryDesk:
         Raises:
             StateUnavailable: The state store does not answer.
         """
-        name = _record(query_id)
-        found = await self._store.read_chunks({name: FIRST}, wait_s=LOOK_S)
-        chunks = found.get(name)
-        return msgspec.json.decode(chunks[-1][3], type=Known) if chunks else None
+        return await self._records.look(query_id)
 
     async def run(self) -> None:
         """Follow every question to its end; runs until cancelled."""
@@ -222,9 +208,8 @@ class QueryDesk:
         )
 
     async def _share(self, query_id: str, place: int, known: Known) -> None:
-        text = msgspec.json.encode(known).decode()
         try:
-            await self._store.append_chunk(_record(query_id), 0, place, text)
+            await self._records.put(query_id, place, known)
         except StateUnavailable as exc:
             log.warning("query_not_shared", query_id=query_id, error=str(exc))
 
@@ -244,7 +229,3 @@ def result_view(result: QueryResult) -> dict[str, Any]:
 def _same(first: QueryRequest, second: QueryRequest) -> bool:
     """Return whether two requests ask the same."""
     return msgspec.structs.replace(first, reply_to=second.reply_to) == second
-
-
-def _record(query_id: str) -> str:
-    return f"query-state/{query_id}"
