@@ -5,18 +5,22 @@ last test kills a process on real servers.
 """
 
 import asyncio
+import secrets
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 import pytest
 
 from services.cli.embedded import EmbeddedMesh, EmbeddedParams, open_embedded, serving_gateway
+from services.cli.options import mesh_settings
+from services.cli.processes import ProcessesParams, ProcessMesh, open_processes
 from services.gateway.params import GatewayParams
 from services.gateway.result_recorder import GROUP
 from services.gateway.tenants import new_key
+from shared.adapters.local_process import free_port
 from shared.adapters.redis_store import RedisParams, RedisStore
 from shared.contracts.codec import encode
 from shared.contracts.messages import QueryResult
@@ -24,6 +28,7 @@ from shared.contracts.topics import QUERIES, QUERY_RESULTS
 from shared.errors import StateUnavailable
 from shared.ports import TopicPartition
 from tests.support.gateway import quick_fleet, until
+from tests.support.servers import KafkaServer, RedisServer
 
 PATIENCE_S = 60.0
 ASK = {"question": "?", "query_id": "mine", "slo_s": 600}
@@ -125,17 +130,20 @@ def answer(text: str, query_id: str = "mine") -> bytes:
     return encode(QueryResult(query_id=query_id, kind="completed", answer=text))
 
 
-async def ask(client: httpx.AsyncClient, **headers: str) -> None:
+async def ask(client: httpx.AsyncClient, query_id: str = "mine", **headers: str) -> None:
     """Ask, and leave when the question is on its way."""
-    async with client.stream("POST", "/v1/queries", json=ASK, headers=headers) as told:
+    asked = {**ASK, "query_id": query_id}
+    async with client.stream("POST", "/v1/queries", json=asked, headers=headers) as told:
         assert await anext(told.aiter_lines()) == "event: query"
 
 
-async def ended(client: httpx.AsyncClient, **headers: str) -> dict[str, Any]:
-    """Return what a gateway says of the question once it says that it has ended."""
+async def ended(
+    client: httpx.AsyncClient, query_id: str = "mine", **headers: str
+) -> dict[str, Any]:
+    """Return what a gateway says of a question once it says that it has ended."""
     async with asyncio.timeout(PATIENCE_S):
         while True:
-            found = (await client.get("/v1/queries/mine", headers=headers)).json()
+            found = (await client.get(f"/v1/queries/{query_id}", headers=headers)).json()
             if found.get("state") == "ended":
                 return found
             assert found.get("state") == "running", found
@@ -242,3 +250,59 @@ async def test_only_its_tenant_is_told(place: Place, tmp_path: Path):
         for name in ("mine", "acme%2Fmine"):
             headers = {"authorization": bearers["globex"]}
             assert (await other.get(f"/v1/queries/{name}", headers=headers)).status_code == 404
+
+
+class Pair(NamedTuple):
+    """Two gateways as processes.
+
+    Attributes:
+        mesh: They, and a mesh behind them that nobody asks.
+        urls: Where they are served.
+    """
+
+    mesh: ProcessMesh
+    urls: tuple[str, ...]
+
+
+@pytest.fixture
+async def pair(
+    kafka_server: KafkaServer, redis_server: RedisServer, tmp_path: Path
+) -> AsyncIterator[Pair]:
+    """Return two gateways."""
+    base = mesh_settings(kafka=kafka_server.bootstrap, redis=redis_server.url, time_scale=1.0)
+    prefix = f"killed-{secrets.token_hex(4)}."
+    settings = base.model_copy(update={"topics": base.topics.model_copy(update={"prefix": prefix})})
+    ports = (free_port(), free_port())
+    params = ProcessesParams(
+        fleet=quick_fleet(1),
+        dispatchers=1,
+        tunes=False,
+        gateway_ports=ports,
+        extra={"GATEWAY_ASKS_UNANNOUNCED": "true"},
+    )
+    async with open_processes(settings, params, tmp_path) as mesh:
+        yield Pair(mesh, tuple(f"http://127.0.0.1:{port}" for port in ports))
+
+
+@pytest.mark.real
+@pytest.mark.slow
+async def test_a_killed_gateways_question_is_told_by_another(pair: Pair):
+    """On Kafka and Redis, by SIGKILL, whichever of them recorded the results of that partition.
+
+    The question of the one that is killed second is told by the other one's next life.
+    """
+    mesh, name = pair.mesh, pair.mesh.topics.name(QUERY_RESULTS)
+    for victim, witness in ((1, 0), (0, 1)):
+        killed = mesh.processes[f"gateway-{victim}"]
+        query_id = f"asked-{victim}"
+        async with httpx.AsyncClient(base_url=pair.urls[victim]) as client:
+            await ask(client, query_id)
+        await asyncio.to_thread(killed.kill)
+        key = query_id.encode()
+        await mesh.broker.publish(name, answer("7", query_id), key=key, partition=victim)
+        async with httpx.AsyncClient(base_url=pair.urls[witness]) as client:
+            assert (await ended(client, query_id))["result"]["answer"] == "7"
+        await asyncio.to_thread(killed.start)
+        async with asyncio.timeout(PATIENCE_S):
+            while not await asyncio.to_thread(mesh.is_ready, killed.name):
+                await asyncio.sleep(0.1)
