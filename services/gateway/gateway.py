@@ -221,9 +221,7 @@ class Gateway:
         records = QueryRecords(self._store)
         self.query_desk = QueryDesk(questions, chunks, records, clock, params)
         start(self.query_desk.run(), "queries")
-        recorder = ResultRecorder(
-            self._broker, self._topics, records, lambda: self._health.beat("results")
-        )
+        recorder = ResultRecorder(self._broker, self._topics, records, self._health)
         start(recorder.run(), "results")
         start(self.agents.run(), "agents")
         queries = QueryRoutes(

@@ -10,7 +10,7 @@ one; what is read twice is recorded once.
 
 import asyncio
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 
 import structlog
@@ -22,8 +22,10 @@ from shared.contracts.messages import QueryResult
 from shared.contracts.topics import QUERY_RESULTS, Topics
 from shared.errors import BrokerUnavailable, ContractError, StaleAssignment, StateUnavailable
 from shared.ports import Broker, Committed, Consumer, Record
+from shared.runtime.health import Health
 
 GROUP = "gateway-results"
+PULSE = "results"
 MAX_RECORDS = 50
 MAX_ID_CHARS = 128
 FETCH_S = 0.5
@@ -38,7 +40,7 @@ class ResultRecorder:
         broker: Where results come.
         topics: Names.
         records: Where they are recorded.
-        beat: Called on every turn of the loop.
+        health: Not ready before it is known that this gateway may read them.
     """
 
     def __init__(
@@ -46,12 +48,12 @@ class ResultRecorder:
         broker: Broker,
         topics: Topics,
         records: QueryRecords,
-        beat: Callable[[], None] = lambda: None,
+        health: Health,
     ) -> None:
         self._broker = broker
         self._topics = topics
         self._records = records
-        self._beat = beat
+        self._health = health
         self.counts: Counter[str] = Counter()
 
     async def run(self) -> None:
@@ -62,13 +64,16 @@ class ResultRecorder:
             ConfigError: The broker refuses this client, or its group.
         """
         topic, group = self._topics.name(QUERY_RESULTS), self._topics.group(GROUP)
+        self._health.block(PULSE, "joining those who read the results")
         while True:
             try:
                 async with self._broker.group_consumer([topic], group) as consumer:
+                    self._health.clear(PULSE)
                     while True:
-                        self._beat()
+                        self._health.beat(PULSE)
                         await self._turn(consumer)
-            except BrokerUnavailable as exc:
+            except BrokerUnavailable as exc:  # requests need no group
+                self._health.clear(PULSE)
                 log.warning("results_not_read", error=str(exc))
                 await asyncio.sleep(RETRY_S)
 

@@ -163,7 +163,7 @@ async def serving(
     )
     server = uvicorn.Server(config)
     server.capture_signals = nullcontext  # type: ignore[method-assign,assignment]  # signals are ours
-    async with asyncio.TaskGroup() as group:
+    async with _closing(server), asyncio.TaskGroup() as group:
         http = group.create_task(server.serve(sockets=[sock]), name="http")
         try:
             while not server.started:  # noqa: ASYNC110 - uvicorn has no event for it
@@ -180,3 +180,13 @@ async def serving(
         finally:
             server.should_exit = True
             requests.end()
+
+
+@asynccontextmanager
+async def _closing(server: uvicorn.Server) -> AsyncIterator[None]:
+    """Listen no more after the block: a server that is cut off leaves that to the loop's end."""
+    try:
+        yield
+    finally:
+        for one in getattr(server, "servers", ()):
+            one.close()

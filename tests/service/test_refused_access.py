@@ -50,6 +50,10 @@ DENIED: dict[str, tuple[str, int, str, int, str]] = {
         *("dispatcher", acl.GROUP, "dispatcher", acl.READ),
         "hexflow.dispatcher",
     ),
+    "a group that it may not join, while it serves": (
+        *("gateway", acl.GROUP, "gateway-results", acl.READ),
+        "hexflow.gateway-results",
+    ),
     "a topic that it may not create": (
         *("worker", acl.TOPIC, "instance.a100-0", acl.CREATE),
         "hexflow.instance.a100-0",
@@ -228,7 +232,11 @@ def cases(servers: Servers) -> dict[str, Case]:
         return {"HEXFLOW_REDIS__USERNAME": name, "HEXFLOW_REDIS__PASSWORD": PASSWORD}
 
     found = {
-        what: Case(service, login(servers, USERS[what]), (said, "ACL"))
+        what: Case(
+            service,
+            {**login(servers, USERS[what]), "GATEWAY_PORT": str(free_port())},
+            (said, "ACL"),
+        )
         for what, (service, _, _, _, said) in DENIED.items()
     }
     own = "does not accept this client's certificate"
