@@ -221,7 +221,7 @@ def effect_of(one: Injected, ledger: Ledger) -> Effect:
 def _worker_effect(name: str, one: Injected, ledger: Ledger) -> Effect:
     instance_id = one.victim.removeprefix("worker-")
     held = [ledger.calls[request_id] for request_id in ledger.held_by(instance_id, one.at_s)]
-    again = [_taken_up_s(story, one.at_s) for story in held]
+    again = [_taken_up_s(story, one.at_s, ledger) for story in held]
     moved = sum(any(bound.at_s > one.at_s for bound in story.bound) for story in held)
     return Effect(
         fault=name,
@@ -234,9 +234,13 @@ def _worker_effect(name: str, one: Injected, ledger: Ledger) -> Effect:
     )
 
 
-def _taken_up_s(story: CallStory, at_s: float) -> float:
+def _taken_up_s(story: CallStory, at_s: float, ledger: Ledger) -> float:
     """Return when a call that its instance held at a moment was taken up after it."""
     times = [bound.at_s for bound in story.bound if bound.at_s > at_s][:1]
+    last = [bound for bound in story.bound if bound.at_s <= at_s][-1]
+    resumed_s = ledger.taken_up_s(last.instance_id, last.offset, at_s)
+    if resumed_s is not None:
+        times.append(resumed_s)
     if story.ended:
         first = story.ended[0]
         if first.queued_s > at_s:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, TypeVar
 
 from shared.contracts.codec import decode_any
+from shared.contracts.epochs import epoch_of
 from shared.contracts.messages import BoundCall, CallOutcome, InstanceState, Message, StageRequest
 from shared.contracts.topics import INSTANCE_STATES, STAGE_REQUESTS, STAGE_RESULTS, Topics
 from shared.errors import BrokerUnavailable, ContractError
@@ -41,6 +42,7 @@ class Bound(NamedTuple):
     at_s: float
     instance_id: str
     dispatcher_id: str
+    offset: int
 
 
 class Ended(NamedTuple):
@@ -71,6 +73,8 @@ class Load(NamedTuple):
     at_s: float
     num_running: int
     num_waiting: int
+    epoch: int
+    accounted_offset: int
 
 
 class Ledger:
@@ -102,14 +106,20 @@ class Ledger:
     def _note(self, record: Record, message: Message) -> None:
         at_s = record.append_unix_s
         if isinstance(message, InstanceState):
-            load = Load(at_s, message.num_running, message.num_waiting)
+            load = Load(
+                at_s,
+                message.num_running,
+                message.num_waiting,
+                epoch_of(record.offset, message),
+                message.accounted_offset,
+            )
             self.loads.setdefault(message.instance_id, []).append(load)
         elif isinstance(message, StageRequest) and message.query_id.startswith(self._run_id):
             asked = Asked(at_s, record.tp.partition, message.attempt)
             self._story(message.request_id).asked.append(asked)
         elif isinstance(message, BoundCall) and message.request.query_id.startswith(self._run_id):
             instance_id = self._topics.short(record.tp.topic).removeprefix("instance.")
-            bound = Bound(at_s, instance_id, message.dispatcher_id)
+            bound = Bound(at_s, instance_id, message.dispatcher_id, record.offset)
             self._story(message.request.request_id).bound.append(bound)
         elif isinstance(message, CallOutcome) and message.query_id.startswith(self._run_id):
             self._story(message.request_id).ended.append(self._ended(at_s, message))
@@ -166,7 +176,23 @@ class Ledger:
     def load_at(self, instance_id: str, at_s: float) -> Load:
         """Return what an instance last said of itself before a moment."""
         found = _last_before(self.loads.get(instance_id, []), at_s)
-        return found or Load(0.0, 0, 0)
+        return found or Load(0.0, 0, 0, -1, -1)
+
+    def taken_up_s(self, instance_id: str, offset: int, after_s: float) -> float | None:
+        """Return when a later life of an instance first counted a record of its topic as its own.
+
+        Args:
+            instance_id: The instance.
+            offset: Of the record.
+            after_s: Lives that began before do not count, Unix seconds.
+        """
+        epoch = self.load_at(instance_id, after_s).epoch
+        times = (
+            load.at_s
+            for load in self.loads.get(instance_id, [])
+            if load.at_s > after_s and load.epoch > epoch and load.accounted_offset >= offset
+        )
+        return min(times, default=None)
 
 
 def _last_before(items: Sequence[T], at_s: float) -> T | None:

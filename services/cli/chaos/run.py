@@ -230,6 +230,7 @@ class _Run:
         self._report = report
         self._run_id = new_run_id(plan.seed)
         self._journal_path = plan.folder / "journal.jsonl"
+        self._seen = self._ledger()
         self.is_impatient = False
 
     async def disturb(self, faults: Sequence[Fault], stop: asyncio.Event) -> Supervisor:
@@ -330,7 +331,7 @@ class _Run:
     @asynccontextmanager
     async def _following(self, mesh: ProcessMesh) -> AsyncIterator[Ledger]:
         """Keep a ledger up to date while the block runs."""
-        ledger, done = self._ledger(), asyncio.Event()
+        ledger, done = self._seen, asyncio.Event()
         partitions = await raw_partitions(mesh.broker, mesh.topics, self._instances())
         async with (
             mesh.broker.partition_consumer(partitions, start="beginning") as consumer,
@@ -350,6 +351,7 @@ class _Run:
             partitions = await raw_partitions(broker, topics, self._instances())
             async with broker.partition_consumer(partitions, start="beginning") as consumer:
                 await read_all(consumer, ledger)
+        ledger.loads = self._seen.loads  # the topic is compacted: read now it lacks old states
         entries = read_journal(self._journal_path)
         if supervisor.producer is not None:
             entries = sorted([*entries, *supervisor.producer.entries()], key=lambda one: one.at_s)

@@ -56,6 +56,11 @@ class Mesh:
             )
         )
 
+    @property
+    def last_offset(self) -> int:
+        """Offset of the record written last."""
+        return self._offset
+
     def note(self, what: str, call: str, at_s: float = 0.0, **fields: Any) -> None:
         """Write a line of the journal."""
         query_id = f"run-{call[0]}"
@@ -116,10 +121,17 @@ class Mesh:
         """The producer acts on an outcome."""
         self.note("acted", call, at_s, kind=kind, instance_id=instance, finished_at_s=at_s * SCALE)
 
-    def says(self, instance: str, at_s: float, running: int) -> None:
+    def says(
+        self, instance: str, at_s: float, running: int, *, epoch: int = 1, accounted: int = -1
+    ) -> None:
         """An instance reports."""
         state = InstanceState(
-            instance_id=instance, phase="serving", epoch=1, spec=SPEC, num_running=running
+            instance_id=instance,
+            phase="serving",
+            epoch=epoch,
+            spec=SPEC,
+            num_running=running,
+            accounted_offset=accounted,
         )
         self._put("instance-states", state, at_s)
 
@@ -236,6 +248,23 @@ def test_a_worker_that_returns_takes_its_calls_up_itself(mesh: Mesh):
     (effect,) = found.effects
     assert (effect.moved, effect.resumed, found.redone_calls) == (0, 1, 1)
     assert effect.recovery_s == pytest.approx(2.5)
+
+
+def test_a_call_taken_up_by_the_next_life_has_recovered_whatever_befalls_it_later(mesh: Mesh):
+    """The victim's new life counts it 3 s after the kill; a drain moves it on 20 s later."""
+    mesh.ask("x1", 8.0)
+    mesh.bind("x1", 8.1)
+    offset = mesh.last_offset
+    mesh.says("a", 9.0, running=1, accounted=offset)
+    mesh.says("a", 12.0, running=0, epoch=7, accounted=offset - 1)
+    mesh.says("a", 13.0, running=0, epoch=7, accounted=offset)
+    mesh.ask("x1", 33.0, attempt=1)
+    mesh.bind("x1", 33.1, "b")
+    mesh.end("x1", 34.0, instance="b", queued_s=33.2)
+    killed = Injected(kind="kill-worker", victim="worker-a", at_s=10.0, back_s=12.0)
+    (effect,) = mesh.audit(["x1"], killed).effects
+    assert effect.recovery_s == pytest.approx(3.0)
+    assert (effect.moved, effect.resumed) == (1, 0)
 
 
 def test_a_kill_without_calls_in_flight_does_not_count(mesh: Mesh):
