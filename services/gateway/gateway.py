@@ -221,7 +221,9 @@ class Gateway:
         records = QueryRecords(self._store)
         self.query_desk = QueryDesk(questions, chunks, records, clock, params)
         start(self.query_desk.run(), "queries")
-        recorder = ResultRecorder(self._broker, self._topics, records, self._health)
+        recorder = ResultRecorder(
+            self._broker, self._topics, records, self._health, self._params.gateway_id
+        )
         start(recorder.run(), "results")
         start(self.agents.run(), "agents")
         queries = QueryRoutes(

@@ -20,7 +20,13 @@ from services.gateway.query_records import ENDED, Known, QueryRecords
 from shared.contracts.codec import decode
 from shared.contracts.messages import QueryResult
 from shared.contracts.topics import QUERY_RESULTS, Topics
-from shared.errors import BrokerUnavailable, ContractError, StaleAssignment, StateUnavailable
+from shared.errors import (
+    BrokerUnavailable,
+    ConfigError,
+    ContractError,
+    StaleAssignment,
+    StateUnavailable,
+)
 from shared.ports import Broker, Committed, Consumer, Record
 from shared.runtime.health import Health
 
@@ -41,6 +47,7 @@ class ResultRecorder:
         topics: Names.
         records: Where they are recorded.
         health: Not ready before it is known that this gateway may read them.
+        gateway_id: Under which its connection is known; an earlier life of it gives up its place.
     """
 
     def __init__(
@@ -49,11 +56,13 @@ class ResultRecorder:
         topics: Topics,
         records: QueryRecords,
         health: Health,
+        gateway_id: str,
     ) -> None:
         self._broker = broker
         self._topics = topics
         self._records = records
         self._health = health
+        self._gateway_id = gateway_id
         self.counts: Counter[str] = Counter()
 
     async def run(self) -> None:
@@ -65,6 +74,8 @@ class ResultRecorder:
         """
         topic, group = self._topics.name(QUERY_RESULTS), self._topics.group(GROUP)
         self._health.block(PULSE, "joining those who read the results")
+        with suppress(BrokerUnavailable, ConfigError):  # else its session has to run out first
+            await self._broker.dismiss(group, self._gateway_id)
         while True:
             try:
                 async with self._broker.group_consumer([topic], group) as consumer:
