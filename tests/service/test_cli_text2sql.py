@@ -110,7 +110,7 @@ async def test_ask_shows_stages_statements_and_where_the_time_went(tmp_path: Pat
         (("ask", " ", "--db", "league"), "no question"),
         (("ask", "?", "--db", "league", "--engine", "simulated"), "nothing to say"),
         (("ask", "?", "--db", "league", "--kafka", "127.0.0.1:9"), "go together"),
-        (("eval", "none.toml", "--scripted"), "No such file"),
+        (("eval", "none.toml", "--scripted"), "no such file"),
         (("eval", "league", "--scripted", "--trace", "/nope/x"), "no folder /nope"),
         (("eval", "league", "--scripted", "--model", "m"), "answers by itself"),
         (("eval", "--engine", "simulated"), "nothing to say"),
