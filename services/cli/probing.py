@@ -80,7 +80,7 @@ def quick_scale(spec: InstanceSpec) -> Scale:
 
 
 def full_scale(spec: InstanceSpec) -> Scale:
-    """Return the experiment that a profile rests on: a minute or two.
+    """Return the experiment that a profile rests on: a few minutes.
 
     The longest prompt is one that the instance, by its description, computes in three seconds.
     """

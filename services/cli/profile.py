@@ -96,7 +96,7 @@ def command(
 ) -> None:
     """Measure how fast an engine is, and write it down as a fleet file.
 
-    A designed experiment of a minute or two (prompt lengths × batch sizes × cached prefixes, and
+    A designed experiment of a few minutes (prompt lengths × batch sizes × cached prefixes, and
     random calls at random times) is run through the engine port; the simulator's latency model is
     fitted to it. Nothing else should use the engine or its cores meanwhile.
     """
