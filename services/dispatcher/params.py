@@ -61,7 +61,7 @@ class DispatcherParams(msgspec.Struct, frozen=True, kw_only=True):
     slo_factor: float = 5.0
     slo_floor_s: float = 0.5
     default_slo_floor_s: float = 5.0
-    live_s: float = 5.0
+    live_s: float = 2.5
     suspect_s: float = 5.0
     no_instance_grace_s: float = 30.0
     admission: bool = True

@@ -49,7 +49,7 @@ class DispatcherSettings(BaseSettings):
     """Shortest SLO that is chosen for a query that names none, mesh seconds."""
     slo_floor_s: float = Field(default=0.5, ge=0, le=86_400)
     """Shortest SLO that is granted, mesh seconds."""
-    live_s: float = Field(default=5.0, gt=0, le=3_600)
+    live_s: float = Field(default=2.5, gt=0, le=3_600)
     """Longest silence of an instance that still gets calls, wall seconds."""
     suspect_s: PositiveS = 5.0
     """Time without progress after which an instance gets no calls for now, wall seconds."""
