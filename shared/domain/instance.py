@@ -51,6 +51,10 @@ class LatencyModel(msgspec.Struct, frozen=True, kw_only=True):
     attention_s_per_pair: Coefficient = 0.0
 
 
+TIMES = tuple(name for name in LatencyModel.__struct_fields__ if name != "chunk_waste_tokens")
+"""The coefficients that are times: what a slower instance has more of."""
+
+
 class InstanceSpec(msgspec.Struct, frozen=True, kw_only=True):
     """One instance of a fleet, as declared.
 

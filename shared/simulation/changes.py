@@ -2,9 +2,10 @@
 
 from collections.abc import Sequence
 
+from shared.domain.instance import TIMES
 from shared.simulation.asking import Core, PolicyDesk
 from shared.simulation.kernel_state import NOWHERE
-from shared.simulation.layout import COEFFICIENTS, Array, Layout, belief_table, engine_table
+from shared.simulation.layout import Array, Layout, belief_table, engine_table
 from shared.simulation.scenario import Scenario
 
 
@@ -49,7 +50,7 @@ class Changer:
                 self._core.write(table, field, values.tolist())
         if change.speed_factors is not None:
             changed = engine_table(fleet, change.speed_factors)
-            for name in COEFFICIENTS:
+            for name in TIMES:
                 self._core.write("engines", name, changed[name].tolist())
         if change.cold is not None:
             self._cool(change.cold)

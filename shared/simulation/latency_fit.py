@@ -17,15 +17,15 @@ from statistics import median
 import msgspec
 import numpy as np
 
-from shared.domain.instance import InstanceSpec, LatencyModel
+from shared.domain.instance import TIMES, InstanceSpec, LatencyModel
 from shared.domain.trace import PrefixPart
 from shared.errors import InvalidCall
 from shared.scheduling.attainment import percentile
 from shared.simulation.batching import BatchEvent, BatchingInstance
 
 FLOOR_S = 1e-7
-LEAST = {"kv_s_per_token": 1e-11, "attention_s_per_pair": 1e-13}
-"""Below it a coefficient makes no difference to any call, seconds; others: `FLOOR_S`."""
+FLOORS_S = dict.fromkeys(TIMES, FLOOR_S) | {"kv_s_per_token": 1e-11, "attention_s_per_pair": 1e-13}
+"""Below it a coefficient makes no difference to any call, seconds."""
 HUBER = 0.1
 MAX_STEPS = 25
 ENOUGH_GAIN = 1e-4
@@ -36,14 +36,6 @@ WASTE_STEP_SHARE = 0.05
 LEAST_CALLS = 8
 ATTENTION_TOKENS = 200
 """Shorter prompts say nothing of attention: it is left out then."""
-_NAMES = (
-    "prefill_s_per_token",
-    "weights_s",
-    "overhead_s",
-    "seq_s",
-    "kv_s_per_token",
-    "attention_s_per_pair",
-)
 
 
 class ProbedCall(msgspec.Struct, frozen=True, kw_only=True):
@@ -234,18 +226,15 @@ Vector = np.ndarray[tuple[int], np.dtype[np.float64]]
 
 
 def _encode(latency: LatencyModel) -> Vector:
-    seconds = [max(LEAST.get(name, FLOOR_S), getattr(latency, name)) for name in _NAMES]
+    seconds = [max(floor_s, getattr(latency, name)) for name, floor_s in FLOORS_S.items()]
     waste = max(1, latency.chunk_waste_tokens)
     return np.array([math.log(value) for value in (*seconds, float(waste))])
 
 
 def _decode(theta: Vector) -> LatencyModel:
     values = np.exp(theta)
-    seconds = {name: float(value) for name, value in zip(_NAMES, values, strict=False)}
-    small = {
-        name: value if value > 2 * LEAST.get(name, FLOOR_S) else 0.0
-        for name, value in seconds.items()
-    }
+    seconds = {name: float(value) for name, value in zip(TIMES, values, strict=False)}
+    small = {name: value if value > 2 * FLOORS_S[name] else 0.0 for name, value in seconds.items()}
     small["prefill_s_per_token"] = seconds["prefill_s_per_token"]
     small["weights_s"] = seconds["weights_s"]
     waste = min(MAX_WASTE_TOKENS, round(float(values[-1])))
@@ -317,8 +306,7 @@ def _slopes(
 
 
 def _bounded(theta: Vector) -> Vector:
-    floors_s = [LEAST.get(name, FLOOR_S) for name in _NAMES]
-    lowest = np.array([*map(math.log, floors_s), 0.0])
+    lowest = np.array([*map(math.log, FLOORS_S.values()), 0.0])
     highest = np.full(len(theta), math.log(100.0))
     highest[-1] = math.log(MAX_WASTE_TOKENS)
     return np.clip(theta, lowest, highest)

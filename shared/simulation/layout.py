@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from shared.domain.instance import InstanceSpec
+from shared.domain.instance import TIMES, InstanceSpec
 from shared.domain.profile import WorkflowShape
 from shared.domain.trace import TraceQuery
 from shared.errors import ConfigError
@@ -45,14 +45,6 @@ Array = np.ndarray[Any, Any]
 Arrays = dict[str, Array]
 
 MAX_CALLS = 2**31 - 1
-COEFFICIENTS = (
-    "overhead_s",
-    "weights_s",
-    "prefill_s_per_token",
-    "seq_s",
-    "kv_s_per_token",
-    "attention_s_per_pair",
-)
 
 
 class Layout:
@@ -285,7 +277,7 @@ def belief_table(
     """Return what policies believe of each instance."""
     slowed = engine_table(fleet, believed)
     beliefs = np.zeros(len(fleet), dtype_of(BeliefState))
-    for name in COEFFICIENTS:
+    for name in TIMES:
         beliefs[name] = slowed[name]
     beliefs["hit_factor"] = [hits.get(spec.instance_id, 1.0) for spec in fleet]
     return beliefs

@@ -20,7 +20,7 @@ from statistics import median
 
 import msgspec
 
-from shared.domain.instance import InstanceSpec, LatencyModel
+from shared.domain.instance import TIMES, InstanceSpec, LatencyModel
 from shared.errors import InvalidCall
 from shared.scheduling.attainment import percentile
 from shared.scheduling.changepoints import latest_change
@@ -182,15 +182,7 @@ def _modelled_s(spec: InstanceSpec, calls: Sequence[RanCall], factor: float) -> 
 
 def _slowed(spec: InstanceSpec, factor: float) -> LatencyModel:
     model = spec.latency
-    return msgspec.structs.replace(
-        model,
-        overhead_s=model.overhead_s * factor,
-        weights_s=model.weights_s * factor,
-        prefill_s_per_token=model.prefill_s_per_token * factor,
-        seq_s=model.seq_s * factor,
-        kv_s_per_token=model.kv_s_per_token * factor,
-        attention_s_per_pair=model.attention_s_per_pair * factor,
-    )
+    return msgspec.structs.replace(model, **{name: getattr(model, name) * factor for name in TIMES})
 
 
 def _started_s(call: RanCall) -> float:
