@@ -38,8 +38,6 @@ from services.cli.real_engines import (
     open_real,
 )
 from shared.adapters.engine_around import EngineAround
-from shared.adapters.openai_http import UpstreamClient
-from shared.adapters.openai_params import OpenAIParams
 from shared.contracts.messages import BoundCall
 from shared.domain.instance import InstanceSpec
 from shared.domain.trace import TraceQuery
@@ -127,7 +125,8 @@ async def measure_admission(
         ConfigError: The engine cannot be had.
         TransientError: The engine did not answer every query.
     """
-    async with open_real(plan.engines, console) as engines:
+    telling = msgspec.structs.replace(plan.engines, tells_load=True)
+    async with open_real(telling, console) as engines:
         spec = engines.specs[0]
         queries = small_queries(spec, plan.num_queries, plan.seed)
         arriving = with_arrivals(queries, spec, OVERLOAD * knee_qps(queries, spec), plan.seed)
@@ -173,16 +172,9 @@ async def _run(
 
 async def _look(engines: Fleet, spec: InstanceSpec, arm: Arm) -> None:
     """Read the engine's own count of waiting calls, where it has metrics that tell."""
-    variables = engines.worker_variables.get(spec.instance_id)
-    if variables is None:
-        return
-    params = OpenAIParams(
-        url=variables["WORKER_OPENAI__URL"], api_key=variables.get("WORKER_OPENAI__API_KEY")
-    )
-    async with UpstreamClient.open(params) as client:
-        while (load := await client.load()) is not None:
-            arm.num_waiting.append(load.num_waiting)
-            await asyncio.sleep(LOOK_S)
+    while (load := await engines.read_load(spec.instance_id)) is not None:
+        arm.num_waiting.append(load.num_waiting)
+        await asyncio.sleep(LOOK_S)
 
 
 def _unlimited(open_engine: OpenEngine) -> OpenEngine:

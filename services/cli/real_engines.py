@@ -8,7 +8,7 @@ import asyncio
 import os
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +18,7 @@ import msgspec
 import typer
 from rich.console import Console
 
+from services.cli.cores import left_alone
 from services.cli.probing import Prober, plan_experiment, quick_scale
 from services.cli.under_vllm import has_vllm, run_there
 from services.cli.workload import load_fleet
@@ -25,6 +26,8 @@ from shared.adapters.clock import SystemClock
 from shared.adapters.llamacpp_server import LlamaCppParams, LlamaCppServer
 from shared.adapters.local_kafka import default_cache_dir
 from shared.adapters.openai_engine import OpenAIEngine
+from shared.adapters.openai_http import UpstreamClient
+from shared.adapters.openai_load import ServerLoad
 from shared.adapters.openai_params import OpenAIParams
 from shared.adapters.replayed_prompts import ReplayedPrompts
 from shared.adapters.simulated_engine import SimulatedEngine
@@ -43,6 +46,8 @@ VLLM_BATCH_TOKENS = 512
 VLLM_BLOCK_TOKENS = 32
 EngineName = Literal["llamacpp", "openai", "vllm"]
 OpenEngine = Callable[[InstanceSpec, Clock], AbstractAsyncContextManager[Engine]]
+ReadLoad = Callable[[str], Awaitable[ServerLoad | None]]
+"""Instance -> what its engine's own metrics say; None where it has none."""
 EngineOption = Annotated[
     str | None,
     typer.Option(
@@ -77,9 +82,10 @@ class EngineChoice(msgspec.Struct, frozen=True, kw_only=True):
         num_slots: Calls that an engine started here batches.
         slot_tokens: Context of each of them, tokens.
         num_threads: Threads of a llama.cpp; 0: one per core, less one.
-        cores: Cores it is held on; empty: all.
+        cores: Cores it is held on, which the mesh then leaves to it; empty: all.
         is_bounded: Whether an instance is said to take no more calls at a time than its knee; a
             profile has to see how the engine does with more.
+        tells_load: Whether a vLLM started here keeps the statistics that `Fleet.read_load` reads.
     """
 
     engine: EngineName = "llamacpp"
@@ -93,6 +99,11 @@ class EngineChoice(msgspec.Struct, frozen=True, kw_only=True):
     num_threads: int = 0
     cores: tuple[int, ...] = ()
     is_bounded: bool = True
+    tells_load: bool = False
+
+
+async def _untold(_: str) -> None:
+    """Answer for engines without metrics."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,6 +115,7 @@ class Fleet:
     """In this process."""
     worker_variables: dict[str, dict[str, str]] = field(default_factory=dict)
     """Instance -> variables by which a worker process finds its engine."""
+    read_load: ReadLoad = _untold
     is_real: bool = False
 
 
@@ -157,8 +169,21 @@ async def open_real(choice: EngineChoice, console: Console) -> AsyncIterator[Fle
             async with OpenAIEngine.open(spec, servers[spec.instance_id], clock) as engine:
                 yield ReplayedPrompts(engine)
 
-        variables = {name: _worker_variables(params) for name, params in servers.items()}
-        yield Fleet(specs=specs, open_engine=open_engine, worker_variables=variables, is_real=True)
+        clients = {
+            name: await stack.enter_async_context(UpstreamClient.open(params))
+            for name, params in servers.items()
+        }
+
+        async def read_load(instance_id: str) -> ServerLoad | None:
+            return await clients[instance_id].load()
+
+        yield Fleet(
+            specs=specs,
+            open_engine=open_engine,
+            worker_variables={name: _worker_variables(one) for name, one in servers.items()},
+            read_load=read_load,
+            is_real=True,
+        )
 
 
 @asynccontextmanager
@@ -188,7 +213,8 @@ async def _own_llamacpp(choice: EngineChoice, console: Console) -> AsyncIterator
             async with asyncio.TaskGroup() as group:
                 keeping = group.create_task(server.keep_running(), name="llamacpp")
                 try:
-                    yield server
+                    with left_alone(choice.cores):
+                        yield server
                 finally:
                     keeping.cancel()
         finally:
@@ -211,10 +237,13 @@ async def _own_vllm(choice: EngineChoice, console: Console) -> AsyncIterator[Fle
         cpu_kv_cache_gib=1,
         cpu_cores=cores,
         enforce_eager=True,
+        extra={"disable_log_stats": not choice.tells_load},
     )
     blank = msgspec.structs.replace(blank_spec("vllm-0"), model=choice.model or MODEL_NAME)
     console.print(f"starting vLLM with {model.name}, half a minute or more ...", style="dim")
-    async with VllmEngine.open(blank, params) as engine:
+    async with AsyncExitStack() as stack:
+        engine = await stack.enter_async_context(VllmEngine.open(blank, params))
+        stack.enter_context(left_alone(choice.cores))
         if choice.fleet is not None:
             (spec,) = _listed(choice.fleet, 1)
         else:
@@ -225,7 +254,10 @@ async def _own_vllm(choice: EngineChoice, console: Console) -> AsyncIterator[Fle
         async def open_engine(wanted: InstanceSpec, _: Clock) -> AsyncIterator[Engine]:
             yield ReplayedPrompts(engine, wanted)
 
-        yield Fleet(specs=(spec,), open_engine=open_engine, is_real=True)
+        async def read_load(_: str) -> ServerLoad | None:
+            return engine.load()
+
+        yield Fleet(specs=(spec,), open_engine=open_engine, read_load=read_load, is_real=True)
 
 
 def _listed(path: Path, count: int) -> tuple[InstanceSpec, ...]:

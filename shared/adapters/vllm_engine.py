@@ -19,8 +19,10 @@ from typing import Any, Self
 
 import msgspec
 import structlog
+from prometheus_client import REGISTRY, generate_latest
 
 from shared.adapters.engine_guard import Guard, Seen, descendants, end_all
+from shared.adapters.openai_load import ServerLoad, parse_load
 from shared.adapters.openai_request import priority_of
 from shared.adapters.vllm_params import VllmParams
 from shared.adapters.vllm_request import sampling_fields, template_fields
@@ -154,6 +156,10 @@ class VllmEngine:
     def foreign_s(self) -> float:
         """Return 0: nobody else uses it."""
         return 0.0
+
+    def load(self) -> ServerLoad | None:
+        """Return what vLLM's own metrics say of it; None where they are switched off."""
+        return parse_load(generate_latest(REGISTRY).decode())
 
     async def wait_dead(self) -> None:
         """Return when the engine has died."""

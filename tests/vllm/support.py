@@ -64,17 +64,3 @@ def generated_tokens() -> int:
             if sample.name == "vllm:generation_tokens_total"
         )
     )
-
-
-def waiting_inside() -> int:
-    """Return how many calls wait inside vLLM, by its own gauge."""
-    from prometheus_client import REGISTRY  # noqa: PLC0415
-
-    return round(
-        sum(
-            sample.value
-            for metric in REGISTRY.collect()
-            for sample in metric.samples
-            if sample.name == "vllm:num_requests_waiting"
-        )
-    )

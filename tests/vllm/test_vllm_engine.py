@@ -22,7 +22,6 @@ from tests.vllm.support import (
     generated_tokens,
     small_params,
     vllm_engine,
-    waiting_inside,
 )
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(900)]
@@ -158,7 +157,7 @@ async def test_the_more_urgent_call_starts_first(engine: VllmEngine):
         await _until(lambda: len(order) == NUM_SEQS)
         for index in range(3):
             group.create_task(run(f"later{index}", 2_000.0 + index, 3), name=f"later{index}")
-        await _until(lambda: waiting_inside() == 3)
+        await _until(lambda: waiting_inside(engine) == 3)
         group.create_task(run("urgent", 1_000.0, 3), name="urgent")
     assert order[NUM_SEQS:] == ["urgent", "later0", "later1", "later2"]
 
@@ -214,7 +213,7 @@ async def test_what_admission_lets_in_is_batched(engine: VllmEngine):
 
     async def look() -> None:
         while True:
-            seen.append(waiting_inside())
+            seen.append(waiting_inside(engine))
             await asyncio.sleep(0.01)
 
     async with asyncio.TaskGroup() as group:
@@ -244,6 +243,13 @@ async def test_another_engine_was_not_disturbed(engine: Engine):
     """The engine of this module still serves after others failed to start beside it."""
     *_, last = await events_of(engine, real_call("still"))
     assert isinstance(last, Finished)
+
+
+def waiting_inside(engine: VllmEngine) -> int:
+    """Return how many calls wait inside vLLM, by its own gauge."""
+    load = engine.load()
+    assert load is not None
+    return load.num_waiting
 
 
 async def _until(is_so: Any) -> None:
