@@ -117,6 +117,7 @@ def profile_table(profile: Profile) -> Table:
         ("one call", f"{lone_rate:,.1f} tokens/s"),
         ("iteration", f"{1e3 * (latency.weights_s + latency.overhead_s):.2f} ms at least"),
         ("each further call", f"+{1e3 * latency.seq_s:.3f} ms"),
+        ("more than one", f"+{1e3 * latency.batched_s:.2f} ms"),
         ("1,000 KV tokens", f"+{1e6 * latency.kv_s_per_token:.3f} ms"),
         ("attention", f"+{5e8 * latency.attention_s_per_pair:.1f} ms for 1,000 prompt tokens"),
         ("equal calls differ by", f"±{profile.noise:.1%}"),

@@ -1,6 +1,6 @@
 """Instances: what is known of an engine replica before it runs, and how fast it is.
 
-An *instance* is one engine replica serving one model. `LatencyModel` is its speed in seven numbers;
+An *instance* is one engine replica serving one model. `LatencyModel` is its speed in eight numbers;
 `InstanceSpec` is its static description, as a fleet file or a worker's settings declare it.
 
 Source of the linear form: one vLLM iteration reads the weights once (memory bound), reads the KV
@@ -26,6 +26,7 @@ class LatencyModel(msgspec.Struct, frozen=True, kw_only=True):
     `overhead_s + max(weights_s, (p + c * chunk_waste_tokens) * prefill_s_per_token)
     + a * attention_s_per_pair + b * seq_s + k * kv_s_per_token`, where `a` counts the pairs of a
     prompt token and one before it: `n * (m + n / 2)` for a chunk of `n` tokens after `m` others.
+    Unless it computes nothing but one decoding sequence's next token it takes `batched_s` more.
 
     Prompts in prefill count neither in `b` nor in `k`. The iteration that computes a prompt's last
     token also brings its first output token; `shared.scheduling.latency` sums this up for a call
@@ -40,6 +41,8 @@ class LatencyModel(msgspec.Struct, frozen=True, kw_only=True):
         chunk_waste_tokens: Prompt tokens' worth of time lost at each prefill chunk, tokens.
         attention_s_per_pair: Extra time for each pair of a prompt token and a token before it,
             cached ones too, seconds.
+        batched_s: Extra time of an iteration that computes more than the next token of one
+            sequence, seconds: multiplying by one vector has a quicker way on CPUs.
     """
 
     prefill_s_per_token: Coefficient
@@ -49,6 +52,7 @@ class LatencyModel(msgspec.Struct, frozen=True, kw_only=True):
     kv_s_per_token: Coefficient = 0.0
     chunk_waste_tokens: Annotated[int, Meta(ge=0, le=2**40)] = 0
     attention_s_per_pair: Coefficient = 0.0
+    batched_s: Coefficient = 0.0
 
 
 TIMES = tuple(name for name in LatencyModel.__struct_fields__ if name != "chunk_waste_tokens")

@@ -83,6 +83,14 @@ def decode_s(
     return steps * step_s
 
 
+def batched_share(batch: float) -> float:
+    """Return which share of `batched_s` a decode step of so many sequences takes (leaf).
+
+    None alone, all of it for two and more; a mean batch size between lies between.
+    """
+    return min(1.0, max(0.0, batch - 1.0))
+
+
 def service_s(
     spec: InstanceSpec,
     *,
@@ -110,7 +118,7 @@ def service_s(
         input_tokens - cached_tokens,
         spec.max_batched_tokens,
         model.weights_s,
-        model.overhead_s,
+        model.overhead_s + model.batched_s,
         model.prefill_s_per_token,
         model.chunk_waste_tokens,
         cached_tokens,
@@ -121,7 +129,7 @@ def service_s(
         input_tokens,
         batch,
         model.weights_s,
-        model.overhead_s,
+        model.overhead_s + batched_share(batch) * model.batched_s,
         model.seq_s,
         model.kv_s_per_token,
     )

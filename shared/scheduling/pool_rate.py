@@ -56,7 +56,13 @@ def _of_instance(
     slots = max(1.0, min(float(view.capacity), spec.max_num_seqs, spec.kv_tokens / context))
     model = spec.latency
     slowdown = decode_slowdown(
-        slots, context, model.weights_s, model.overhead_s, model.seq_s, model.kv_s_per_token
+        slots,
+        context,
+        model.weights_s,
+        model.overhead_s,
+        model.seq_s,
+        model.kv_s_per_token,
+        model.batched_s,
     )
     return own_s, slots / (stretch(slots - 1.0, share) * (share + (1.0 - share) * slowdown))
 

@@ -4,7 +4,7 @@ Formulas are the leaf functions of the policies themselves. What a policy rememb
 `NOTES` numbers per dispatcher, then one per instance.
 """
 
-from shared.scheduling.latency import prefill_s
+from shared.scheduling.latency import batched_share, prefill_s
 from shared.scheduling.policies.earliest_finish import (
     MEMORY,
     decode_slowdown,
@@ -140,7 +140,7 @@ def own_prefill_s(tables: Tables, index: int, instance: int) -> float:
         tables.calls[index].input_tokens - tables.cached_tokens[instance],
         engine.max_batched_tokens,
         belief.weights_s,
-        belief.overhead_s,
+        belief.overhead_s + belief.batched_s,
         belief.prefill_s_per_token,
         engine.chunk_waste_tokens,
         float(tables.cached_tokens[instance]),
@@ -180,6 +180,7 @@ def run_for_s(
         belief.overhead_s,
         belief.seq_s,
         belief.kv_s_per_token,
+        belief.batched_s,
     )
     own_s = own_prefill_s(tables, index, instance)
     decode_s = tables.costs_s[instance] - own_s
@@ -203,11 +204,12 @@ def choose_shortest_wait(tables: Tables, run: RunState, index: int, dispatcher: 
 def throughput(tables: Tables, index: int, instance: int) -> float:
     """Return output tokens per second of an instance full of calls like this one."""
     belief = tables.beliefs[instance]
+    batch = slots(tables, index, instance)
     return token_throughput(
-        slots(tables, index, instance),
+        batch,
         tables.calls[index].input_tokens + tables.plans[index].predicted_tokens,
         belief.weights_s,
-        belief.overhead_s,
+        belief.overhead_s + batched_share(batch) * belief.batched_s,
         belief.seq_s,
         belief.kv_s_per_token,
     )

@@ -2,7 +2,7 @@
 
 import math
 
-from shared.domain.instance import InstanceSpec
+from shared.domain.instance import TIMES, InstanceSpec
 from shared.errors import ConfigError, InvalidCall
 from shared.simulation.kernel_state import NOWHERE, CallState, EngineState
 
@@ -20,12 +20,8 @@ def new_engine_state(spec: InstanceSpec, speed_factor: float = 1.0) -> EngineSta
     check_spec(spec)
     engine = EngineState()
     model = spec.latency
-    engine.overhead_s = model.overhead_s * speed_factor
-    engine.weights_s = model.weights_s * speed_factor
-    engine.prefill_s_per_token = model.prefill_s_per_token * speed_factor
-    engine.seq_s = model.seq_s * speed_factor
-    engine.kv_s_per_token = model.kv_s_per_token * speed_factor
-    engine.attention_s_per_pair = model.attention_s_per_pair * speed_factor
+    for name in TIMES:
+        setattr(engine, name, getattr(model, name) * speed_factor)
     engine.chunk_waste_tokens = float(model.chunk_waste_tokens)
     engine.clock_s = engine.start_s = engine.busy_s = 0.0
     engine.linear_s = engine.quadratic_s = 0.0
@@ -67,16 +63,10 @@ def check_spec(spec: InstanceSpec) -> None:
 
 def _has_no_speed(spec: InstanceSpec) -> bool:
     model = spec.latency
-    coefficients = (
-        model.overhead_s,
-        model.weights_s,
-        model.prefill_s_per_token,
-        model.seq_s,
-        model.kv_s_per_token,
-        model.attention_s_per_pair,
-        float(model.chunk_waste_tokens),
-    )
-    if any(not math.isfinite(value) or value < 0.0 for value in coefficients):
+    times_s = [getattr(model, name) for name in TIMES]
+    if any(not math.isfinite(value) or value < 0.0 for value in times_s):
+        return True
+    if model.chunk_waste_tokens < 0:
         return True
     return model.overhead_s + model.weights_s <= 0.0
 

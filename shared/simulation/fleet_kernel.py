@@ -354,15 +354,17 @@ def _start_touched(tables: Tables, run: RunState) -> None:
         line = tables.lines[instance]
         engine = tables.engines[instance]
         line.is_touched = 0
+        admissions = engine.num_admissions
+        if run.one_by_one != 0 and line.inside > 0 and engine.iterations == 0:
+            start_segment(tables, engine)  # a busy engine goes on before it is given more
         if line.has_news != 0:
             line.has_news = 0
             most = 1 if run.one_by_one != 0 and line.inside == 0 else line.admission
             _feed_engine(tables, run, line, engine, most)
         if engine.iterations == 0:
-            admissions = engine.num_admissions
             start_segment(tables, engine)
-            if engine.num_admissions > admissions:
-                _feed_engine(tables, run, line, engine, line.admission)
+        if engine.num_admissions > admissions:
+            _feed_engine(tables, run, line, engine, line.admission)
         tables.wakes_s[instance] = engine.end_s
     run.num_touched = 0
 

@@ -19,7 +19,7 @@ class RunState:
         state_delay_s: Age of an instance's state when a dispatcher sees it.
         chosen_score: Queue score given with an external choice.
         look_past: How many calls that lack memory are looked past at a time.
-        one_by_one: Whether an idle engine begins with the first call it is given.
+        one_by_one: Whether engines begin, or go on, before they are given more (`Scenario`).
         num_queries: Queries of the run.
         num_instances: Instances of the fleet.
         num_nodes: Prefix parts per instance.
@@ -294,12 +294,13 @@ class BeliefState:
     """What policies believe of one instance's speed, which need not be true.
 
     Attributes:
-        overhead_s: See `LatencyModel`, learned correction included; likewise the next five.
+        overhead_s: See `LatencyModel`, learned correction included; likewise the next six.
         hit_factor: Share of the prompt tokens expected in its cache that are found there.
     """
 
     __slots__ = (
         "attention_s_per_pair",
+        "batched_s",
         "hit_factor",
         "kv_s_per_token",
         "overhead_s",
@@ -314,6 +315,7 @@ class BeliefState:
     seq_s: Real
     kv_s_per_token: Real
     attention_s_per_pair: Real
+    batched_s: Real
     hit_factor: Real
 
 

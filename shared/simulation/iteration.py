@@ -201,6 +201,8 @@ def _set_segment(
         + engine.num_decode * engine.seq_s
         + engine.kv_tokens * engine.kv_s_per_token
     )
+    if chunks > 0 or engine.num_decode > 1:
+        engine.linear_s += engine.batched_s
     engine.quadratic_s = engine.num_decode * engine.kv_s_per_token
     if engine.attention_s_per_pair > 0.0:
         _add_attention(tables, engine)

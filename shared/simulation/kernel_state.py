@@ -169,6 +169,7 @@ class EngineState:
 
     __slots__ = (
         "attention_s_per_pair",
+        "batched_s",
         "block_tokens",
         "busy_s",
         "chunk_waste_tokens",
@@ -215,6 +216,7 @@ class EngineState:
     seq_s: Real
     kv_s_per_token: Real
     attention_s_per_pair: Real
+    batched_s: Real
     chunk_waste_tokens: Real
     clock_s: Real
     start_s: Real

@@ -96,7 +96,7 @@ def t_comp_s(
         call.input_tokens - cached_tokens,
         engine.max_batched_tokens,
         belief.weights_s,
-        belief.overhead_s,
+        belief.overhead_s + belief.batched_s,
         belief.prefill_s_per_token,
         engine.chunk_waste_tokens,
         float(cached_tokens),

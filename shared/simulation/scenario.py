@@ -57,8 +57,9 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
         look_past: How many calls that lack KV memory an instance looks past to find one that
             fits; 0, as the live worker does: the most urgent call blocks those behind it.
         one_by_one: Whether an idle engine begins with the first call that it is given, and others
-            of the same instant join it in its next iteration: what real engines do, which are
-            given them milliseconds apart.
+            of the same instant join it in its next iteration; and whether a busy one goes on
+            before it is given calls for those that have ended: what real engines do, which are
+            given calls milliseconds later.
         speed_factors: instance_id -> real time divided by the latency model's (1 by default).
         believed_factors: What policies believe of them; None: the truth.
         hit_factors: instance_id -> share of the prompt tokens expected in its prefix cache that

@@ -17,6 +17,7 @@ class Speed:
     kv: float
     waste: float
     attention: float
+    batched: float
 
 
 @dataclass
@@ -221,9 +222,11 @@ class Instance:
         compute = (tokens + len(self.prefill) * self.speed.waste) * self.speed.prefill
         kv_after = sum(call.kv() + 1 for call in self.decode)
         pairs = sum(call.chunk * (call.computed + call.chunk / 2) for call in self.prefill)
+        alone = not self.prefill and len(self.decode) == 1
         self.end = (
             now
             + self.speed.overhead
+            + (0.0 if alone else self.speed.batched)
             + max(self.speed.weights, compute)
             + pairs * self.speed.attention
             + len(self.decode) * self.speed.seq

@@ -155,14 +155,16 @@ class Fleet:
         """Let the instances whose state changed take calls and start iterations."""
         for number in self.touched:
             instance = self.instances[number]
+            admissions = instance.num_admissions
+            if self.one_by_one and instance.end == math.inf and not instance.is_empty():
+                instance.start(self.now)
             if number in self.news:
                 alone = self.one_by_one and instance.is_empty()
                 instance.feed(in_flight=instance.end != math.inf, most=1 if alone else None)
             if instance.end == math.inf:
-                admissions = instance.num_admissions
                 instance.start(self.now)
-                if instance.num_admissions > admissions:
-                    instance.feed(in_flight=True)
+            if instance.num_admissions > admissions:
+                instance.feed(in_flight=True)
 
     def touch(self, instance: Instance) -> None:
         """Remember that an instance's state changed at this instant."""
@@ -244,7 +246,8 @@ class Fleet:
         prefill = tokens * (cached + tokens / 2) * speed.attention
         while tokens > 0:
             chunk = min(tokens, instance.budget)
-            prefill += speed.overhead + max(speed.weights, (chunk + speed.waste) * speed.prefill)
+            prefill += speed.overhead + speed.batched
+            prefill += max(speed.weights, (chunk + speed.waste) * speed.prefill)
             tokens -= chunk
         steps = call.predicted - 1
         if steps <= 0:

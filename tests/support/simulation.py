@@ -102,6 +102,7 @@ def instance_specs(draw: st.DrawFn, number: int, models: list[str]) -> InstanceS
             kv_s_per_token=draw(ticks(4)) / 64,
             chunk_waste_tokens=draw(st.integers(0, 4)),
             attention_s_per_pair=draw(st.sampled_from([0.0, 0.0, TICK_S / 64])),
+            batched_s=draw(st.sampled_from([0.0, TICK_S])),
         ),
     )
 
@@ -315,6 +316,7 @@ def _speed(spec: InstanceSpec, factors_by_id: Mapping[str, float]) -> ref.Speed:
         kv=model.kv_s_per_token * factor,
         waste=model.chunk_waste_tokens,
         attention=model.attention_s_per_pair * factor,
+        batched=model.batched_s * factor,
     )
 
 

@@ -17,7 +17,7 @@ ordered by urgency, as in `hexgen-flow`. p is learned from the calls bound so fa
 from collections.abc import Mapping, Sequence
 
 from shared.scheduling.dispatch import highest
-from shared.scheduling.latency import prefill_s
+from shared.scheduling.latency import batched_share, prefill_s
 from shared.scheduling.policies.first_come import FirstCome
 from shared.scheduling.policy import Choice, Cost, InstanceView, WaitingCall
 from shared.scheduling.urgency import latest_start_s
@@ -42,6 +42,7 @@ def decode_slowdown(
     overhead_s: float,
     seq_s: float,
     kv_s_per_token: float,
+    batched_s: float,
 ) -> float:
     """Return the time of a decode step in a batch, relative to one call alone (leaf).
 
@@ -52,12 +53,14 @@ def decode_slowdown(
         overhead_s: Fixed time of an iteration, seconds.
         seq_s: Extra time per sequence, seconds.
         kv_s_per_token: Extra time per KV token, seconds.
+        batched_s: Extra time of a step of more than one sequence, seconds.
     """
     each_s = seq_s + context_tokens * kv_s_per_token
     alone_s = overhead_s + weights_s + each_s
     if alone_s <= 0.0:
         return 1.0
-    return (overhead_s + weights_s + batch * each_s) / alone_s
+    together_s = overhead_s + batched_share(batch) * batched_s + weights_s + batch * each_s
+    return together_s / alone_s
 
 
 def time_to_start_s(
@@ -141,7 +144,7 @@ def _own_prefill_s(call: WaitingCall, view: InstanceView, cost: Cost) -> float:
         call.input_tokens - cost.cached_tokens,
         view.spec.max_batched_tokens,
         model.weights_s,
-        model.overhead_s,
+        model.overhead_s + model.batched_s,
         model.prefill_s_per_token,
         model.chunk_waste_tokens,
         cost.cached_tokens,
@@ -162,6 +165,7 @@ def _run_s(
         model.overhead_s,
         model.seq_s,
         model.kv_s_per_token,
+        model.batched_s,
     )
     decode_s = t_comp_s - own_prefill_s
     return stretch(num_others, share) * (own_prefill_s + decode_s * slowdown)

@@ -28,6 +28,19 @@ def test_worked_example():
     assert decode_rate(spec, 41, 512) < 0.97 * decode_rate(spec, 64, 512)
 
 
+def test_a_lone_call_that_is_quicker_is_not_the_knee_by_itself():
+    """10 ms alone, 20 ms more for two and up: 64 make 64 times what 30 ms allow."""
+    spec = InstanceSpec(
+        instance_id="a",
+        gpu="X",
+        kv_tokens=10**6,
+        latency=LatencyModel(prefill_s_per_token=1e-3, weights_s=0.01, batched_s=0.02),
+    )
+    assert decode_rate(spec, 1, 512) == pytest.approx(100.0)
+    assert decode_rate(spec, 64, 512) == pytest.approx(64 / 0.03)
+    assert knee_calls(spec) == 63
+
+
 def test_where_nothing_is_shared_one_call_is_enough():
     """An engine that runs one call after the other gains nothing by a batch."""
     assert knee_calls(instance(1e-9, 0.02)) == 1

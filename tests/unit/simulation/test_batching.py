@@ -23,6 +23,7 @@ latencies = st.builds(
     kv_s_per_token=st.floats(0.0, 1e-4),
     chunk_waste_tokens=st.integers(0, 200),
     attention_s_per_pair=st.floats(0.0, 1e-6),
+    batched_s=coefficients,
 )
 
 
@@ -130,6 +131,16 @@ def test_attention_of_neighbours_adds_up() -> None:
         instance.add(handle, now_s=0.0, input_tokens=length, output_tokens=1)
     pairs = 400**2 / 2 + 1_000**2 / 2
     assert list(ends_s(drain(instance)).values()) == pytest.approx(2 * [1.0 + pairs * 1e-6])
+
+
+def test_one_call_that_decodes_alone_is_quicker() -> None:
+    """Prompts and steps of two take 0.25 s more; the last steps of one call alone do not."""
+    latency = LatencyModel(prefill_s_per_token=0.0, weights_s=1.0, batched_s=0.25)
+    instance = BatchingInstance(make_spec(latency=latency))
+    for handle, length in ((1, 3), (2, 5)):
+        instance.add(handle, now_s=0.0, input_tokens=10, output_tokens=length)
+    ends = ends_s(drain(instance))
+    assert ends == pytest.approx({1: 3 * 1.25, 2: 3 * 1.25 + 2 * 1.0})
 
 
 def test_decodes_go_first_and_prefill_gets_the_rest_of_the_budget() -> None:

@@ -15,6 +15,7 @@ TRUE = LatencyModel(
     kv_s_per_token=6e-6,
     chunk_waste_tokens=6,
     attention_s_per_pair=1.5e-5,
+    batched_s=0.004,
 )
 SPEC = InstanceSpec(
     instance_id="a",
@@ -76,6 +77,7 @@ def test_the_true_model_is_found():
     assert fit.errors.ttft_p95 < 0.005
     assert fit.latency.prefill_s_per_token == pytest.approx(TRUE.prefill_s_per_token, rel=0.02)
     assert fit.latency.attention_s_per_pair == pytest.approx(TRUE.attention_s_per_pair, rel=0.05)
+    assert fit.latency.batched_s == pytest.approx(TRUE.batched_s, rel=0.2)
 
 
 def test_what_was_cached_is_not_computed_but_attended_to():
@@ -91,7 +93,9 @@ def test_what_was_cached_is_not_computed_but_attended_to():
     computed_s = (200 + TRUE.chunk_waste_tokens) * TRUE.prefill_s_per_token
     pairs_s = 200 * (400 + 100) * TRUE.attention_s_per_pair
     ((first_s, last_s),) = modelled(SPEC, TRUE, [whole])
-    assert first_s == last_s == pytest.approx(TRUE.overhead_s + computed_s + pairs_s)
+    assert (
+        first_s == last_s == pytest.approx(TRUE.overhead_s + TRUE.batched_s + computed_s + pairs_s)
+    )
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -424,3 +424,27 @@ def test_an_idle_engine_may_begin_with_the_first_call_alone() -> None:
     apart = simulate(Scenario(queries=(query,), fleet=(spec,), one_by_one=True))
     assert together.call_end_s.tolist() == pytest.approx([0.6, 0.6])
     assert apart.call_end_s.tolist() == pytest.approx([0.6, 0.4])
+
+
+def test_a_busy_engine_may_go_on_before_it_is_given_more() -> None:
+    """Two decode, a third waits: when one ends, the other's next step of 1 s comes first.
+
+    The third's prompt then takes 0.5 s more than a step, in which the other's last token comes too.
+    """
+    latency = LatencyModel(prefill_s_per_token=0.001, weights_s=1.0)
+    spec = make_spec(latency=latency, max_num_seqs=2)
+    lengths = ((100, 9), (100, 2), (1_500, 1))
+    calls = tuple(TraceCall(input_tokens=i, output_tokens=o) for i, o in lengths)
+    queries = tuple(
+        TraceQuery(
+            query_id=f"q{index}",
+            stages=(TraceStage(stage="s", calls=(call,)),),
+            arrival_s=0.001 * index,
+            slo_s=100.0,
+        )
+        for index, call in enumerate(calls)
+    )
+    plain = simulate(Scenario(queries=queries, fleet=(spec,), policy="wb+fcfs"))
+    real = simulate(Scenario(queries=queries, fleet=(spec,), policy="wb+fcfs", one_by_one=True))
+    assert plain.call_end_s.tolist() == pytest.approx([9.5, 3.0, 4.5])
+    assert real.call_end_s.tolist() == pytest.approx([9.5, 3.0, 5.5])

@@ -31,13 +31,19 @@ def test_stretch_is_in_balance_with_the_prefill_of_others() -> None:
 
 def test_a_step_of_a_batch_is_longer_than_a_step_alone() -> None:
     """Weights 30 ms, 1 ms per sequence, 1,000 KV tokens of 1 µs: 4 together 38 ms, alone 32 ms."""
-    slowdown = decode_slowdown(4, 1_000.0, 0.030, 0.0, 0.001, 1e-6)
+    slowdown = decode_slowdown(4, 1_000.0, 0.030, 0.0, 0.001, 1e-6, 0.0)
     assert slowdown == pytest.approx(0.038 / 0.032)
+
+
+def test_a_step_of_two_lacks_the_quick_way_of_one() -> None:
+    """2 ms more for a batch: 2 together 34 + 2 ms, alone 32 ms."""
+    slowdown = decode_slowdown(2, 1_000.0, 0.030, 0.0, 0.001, 1e-6, 0.002)
+    assert slowdown == pytest.approx(0.036 / 0.032)
 
 
 def test_a_model_without_times_is_not_slowed_down() -> None:
     """All coefficients zero: no division by zero."""
-    assert decode_slowdown(4, 1_000.0, 0.0, 0.0, 0.0, 0.0) == 1.0
+    assert decode_slowdown(4, 1_000.0, 0.0, 0.0, 0.0, 0.0, 0.0) == 1.0
 
 
 def test_a_free_place_in_the_batch_means_no_wait() -> None:
