@@ -221,7 +221,7 @@ def admission_table(result: AdmissionResult) -> Table:
         table.add_row(
             name,
             f"{mean(arm.tokens_per_s):.2f}",
-            f"{arm.noise():.1%}",
+            f"{arm.noise():.1%}" if len(arm.tokens_per_s) > 1 else "one run",
             f"{mean(arm.call_p50_s):.2f} s",
             "not told" if waiting is None else f"{waiting:g}",
         )

@@ -1,6 +1,7 @@
 """`hexflow fidelity`: does the simulator say what a real engine does?"""
 
 import asyncio
+import math
 import os
 from pathlib import Path
 from statistics import mean
@@ -23,7 +24,7 @@ from services.cli.fidelity_runs import (
     small_queries,
     with_arrivals,
 )
-from services.cli.interrupts import run_until_stopped, with_end
+from services.cli.interrupts import run_until_stopped, until_stopped, with_end
 from services.cli.options import JsonOption, VerboseOption, configure_logs
 from services.cli.profiling import Profile, errors_json, profile_engine
 from services.cli.progress import live_progress
@@ -40,6 +41,7 @@ from shared.adapters.clock import SystemClock
 from shared.errors import ConfigError
 
 NOISE_BOUND = 0.05
+LEAST_LOAD = 0.01
 METRICS = (
     "call_latency_median_error",
     "call_latency_p95_error",
@@ -109,7 +111,7 @@ async def measure_fidelity(
         spec = engines.specs[0]
         console.print("profiling ...", style="dim")
         async with engines.open_engine(spec, SystemClock()) as engine:
-            profile = await profile_engine(engine, spec, seed=plan.seed)
+            profile = await until_stopped(profile_engine(engine, spec, seed=plan.seed), stop)
         results = [
             await _at_load(plan, profile, engines, load, console, stop)
             for load in plan.loads
@@ -184,7 +186,7 @@ def fidelity_json(profile: Profile, results: list[LoadResult]) -> dict[str, Any]
         "loads": [
             {
                 "load": one.load,
-                **{name: round(value, 5) for name, value in one.errors.items()},
+                **{name: _number(value) for name, value in one.errors.items()},
                 "repeat_noise": round(one.noise, 5),
                 "is_void": one.is_void,
                 "rate_qps": round(one.rate_qps, 5),
@@ -201,6 +203,11 @@ def fidelity_json(profile: Profile, results: list[LoadResult]) -> dict[str, Any]
     }
 
 
+def _number(value: float) -> float | None:
+    """Return a number as JSON has it; None: there was nothing to measure it by."""
+    return round(value, 5) if math.isfinite(value) else None
+
+
 def fidelity_table(results: list[LoadResult]) -> Table:
     """Return the errors per load, beside the noise."""
     table = Table(title="error of the simulator against the real engine", title_justify="left")
@@ -209,11 +216,15 @@ def fidelity_table(results: list[LoadResult]) -> Table:
         table.add_column(name.removesuffix("_error").replace("_", " "), justify="right")
     table.add_column("repeat noise", justify="right")
     for one in results:
-        cells = [f"{one.errors[name]:.1%}" for name in METRICS]
+        cells = [_share(one.errors[name]) for name in METRICS]
         noise = f"{one.noise:.1%}" + (" (void)" if one.is_void else "")
         table.add_row(f"{one.load:.0%}", *cells, noise)
     table.add_row("goal", *(f"{GOALS[n]:.0%}" if n in GOALS else "" for n in METRICS), "5%")
     return table
+
+
+def _share(value: float) -> str:
+    return f"{value:.1%}" if math.isfinite(value) else "no values"
 
 
 def fidelity_figure(profile: Profile, results: list[LoadResult]) -> Figure:
@@ -300,6 +311,9 @@ def parse_loads(text: str) -> tuple[float, ...]:
         loads = tuple(float(part) for part in text.split(",") if part.strip())
     except ValueError as exc:
         raise ConfigError(f"--loads {text!r}: numbers separated by commas are needed") from exc
-    if not loads or not all(0 < load <= 1 for load in loads):
-        raise ConfigError(f"--loads {text!r}: shares of the knee are above 0 and at most 1")
+    if not loads:
+        raise ConfigError("--loads is empty: name at least one share of the knee, such as 0.6")
+    if not all(LEAST_LOAD <= load <= 1 for load in loads):
+        msg = f"--loads {text!r}: shares of the knee are at least {LEAST_LOAD} and at most 1"
+        raise ConfigError(msg)
     return loads

@@ -3,8 +3,8 @@
 import asyncio
 import signal
 import sys
-from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
 
 from shared.runtime.lifecycle import loop_factory
 
@@ -15,6 +15,30 @@ Main = Callable[[asyncio.Event], Awaitable[T]]
 async def with_end(main: Awaitable[T], stop: asyncio.Event) -> tuple[T, bool]:
     """Return a result, and whether the user had stopped by then what gave it."""
     return await main, stop.is_set()
+
+
+async def until_stopped(main: Coroutine[Any, Any, T], stop: asyncio.Event) -> T:
+    """Return a result that is worth nothing by halves: the wish to stop cancels it.
+
+    Args:
+        main: What gives it.
+        stop: Set when the user wants to stop.
+
+    Raises:
+        asyncio.CancelledError: The user wanted to.
+    """
+    async with asyncio.TaskGroup() as group:
+        working = group.create_task(main, name="until-stopped")
+
+        async def heed() -> None:
+            await stop.wait()
+            working.cancel()
+
+        heeding = group.create_task(heed(), name="heed-stop")
+        try:
+            return await working
+        finally:
+            heeding.cancel()
 
 
 def run_until_stopped(main: Main[T], *, is_graceful: bool = True) -> T:

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from shared.adapters.replayed_prompts import prompt_of
-from shared.contracts.messages import BoundCall, ScoreTerms, StageRequest
+from shared.contracts.messages import BoundCall, ScoreTerms, StageRequest, Usage
 from shared.domain.instance import InstanceSpec
 from shared.domain.trace import PrefixPart
 from shared.errors import GenerationFailed
@@ -196,10 +196,13 @@ class Prober:
 
     Args:
         engine: What is measured; nothing else should use it meanwhile.
+        is_strict: Whether calls without token counts, or of one token, are refused: nothing can be
+            learned of them.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, *, is_strict: bool = False) -> None:
         self._engine = engine
+        self._is_strict = is_strict
         self._places = asyncio.Semaphore(engine.spec.max_num_seqs)
         self._num_calls = 0
 
@@ -252,6 +255,8 @@ class Prober:
                 if isinstance(event, FirstToken):
                     first_s = time.perf_counter()
                 if isinstance(event, Finished):
+                    if self._is_strict:
+                        _check_counts(event.usage, planned)
                     return ProbedCall(
                         started_s=started_s - began_s,
                         first_token_s=first_s - began_s,
@@ -261,6 +266,16 @@ class Prober:
                         cached_tokens=event.usage.cached_tokens,
                     )
         raise GenerationFailed("the engine ended a call without a result")
+
+
+def _check_counts(usage: Usage, planned: PlannedCall) -> None:
+    if not usage.input_tokens or not usage.output_tokens:
+        raise GenerationFailed("the server tells no token counts, by which calls are judged")
+    if usage.output_tokens < min(2, planned.output_tokens):
+        raise GenerationFailed(
+            f"the server gave {usage.output_tokens} of {planned.output_tokens} tokens: it knows no "
+            "ignore_eos, and so says nothing of its time per token"
+        )
 
 
 def probe_call(spec: InstanceSpec, planned: PlannedCall, number: int) -> BoundCall:

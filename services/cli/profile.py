@@ -33,6 +33,10 @@ from shared.errors import ConfigError
 from shared.simulation.fleets import dump_fleet
 
 BOUND_BY_NOISE = 0.05
+BADLY = (
+    "The model explains it badly: something else ran on these cores meanwhile, or the engine does "
+    "not behave like the model. Measure again on a quiet machine."
+)
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -70,15 +74,41 @@ def write_profile(profiles: list[Profile], path: Path) -> None:
     Raises:
         ConfigError: It cannot be written.
     """
-    head = "# Measured by hexflow profile; errors of the fit:\n"
+    head = "# Measured by hexflow profile; median errors of the model:\n"
     notes = "".join(
         f"#   {one.spec.instance_id}: first token {one.fit.errors.ttft_median:.1%}, "
-        f"whole call {one.fit.errors.latency_median:.1%} (medians)\n"
+        f"whole call {one.fit.errors.latency_median:.1%}, "
+        f"on calls not fitted {one.held_out.latency_median:.1%}\n"
+        + (f"#   {BADLY}\n" if explains_badly(one) else "")
         for one in profiles
     )
+    _write(path, head + notes + dump_fleet([one.spec for one in profiles]))
+
+
+def explains_badly(profile: Profile) -> bool:
+    """Return whether the model is too far off what was measured to be relied on."""
+    errors = profile.fit.errors
+    return max(errors.latency_median, errors.ttft_median) > BOUND_BY_NOISE
+
+
+def check_writable(path: Path) -> None:
+    """Refuse a place where no file can be written; what lies there stays as it is.
+
+    Raises:
+        ConfigError: Says why.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(head + notes + dump_fleet([one.spec for one in profiles]))
+    except OSError as exc:
+        raise ConfigError(f"{path} cannot be written: {exc.strerror or exc}") from exc
+    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise ConfigError(f"{path} cannot be written: it is a folder, or not yours to write")
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
     except OSError as exc:
         raise ConfigError(f"{path} cannot be written: {exc.strerror or exc}") from exc
 
@@ -104,6 +134,7 @@ def command(
     choice = choice_of(None if openai else engine, openai)
     if choice is None:
         raise ConfigError("a simulated engine's speed is what its fleet file says")
+    check_writable(out)  # better told now than after minutes
     console = stderr_console()
     profiles = run_until_stopped(lambda _: profile_fleet(choice, seed, console), is_graceful=False)
     write_profile(profiles, out)
@@ -118,11 +149,7 @@ def command(
     shown = stdout_console()
     for one, picture in zip(profiles, pictures, strict=True):
         shown.print(profile_table(one))
-        if max(one.fit.errors.latency_median, one.fit.errors.ttft_median) > BOUND_BY_NOISE:
-            shown.print(
-                "The model explains it badly: something else ran on these cores meanwhile, or the "
-                "engine does not behave like the model.",
-                style="yellow",
-            )
+        if explains_badly(one):
+            shown.print(BADLY, style="yellow")
         shown.print(f"Plot: [bold]{picture}[/bold]", soft_wrap=True)
     shown.print(f"Fleet file: [bold]{out}[/bold] (hexflow up --engine ... --fleet {out})")

@@ -78,7 +78,7 @@ async def profile_engine(
         ConfigError: A call failed: there is no profile then.
     """
     plan = plan_experiment(spec, full_scale(spec), seed)
-    prober = Prober(engine)
+    prober = Prober(engine, is_strict=True)
     try:
         await prober.warm_up()
         await prober.run((_largest_batch(plan),))  # not counted: a size costs more the first time
@@ -115,15 +115,15 @@ def profile_table(profile: Profile) -> Table:
     for name, text in (
         ("prompt", f"{prompt_rate:,.0f} tokens/s, {latency.chunk_waste_tokens} lost per chunk"),
         ("one call", f"{lone_rate:,.1f} tokens/s"),
-        ("iteration", f"{1e3 * (latency.weights_s + latency.overhead_s):.2f} ms at least"),
-        ("each further call", f"+{1e3 * latency.seq_s:.3f} ms"),
-        ("more than one", f"+{1e3 * latency.batched_s:.2f} ms"),
-        ("1,000 KV tokens", f"+{1e6 * latency.kv_s_per_token:.3f} ms"),
-        ("attention", f"+{5e8 * latency.attention_s_per_pair:.1f} ms for 1,000 prompt tokens"),
+        ("a step", f"{1e3 * (latency.weights_s + latency.overhead_s):.2f} ms, whatever it does"),
+        ("  for each call in it", f"+{1e3 * latency.seq_s:.3f} ms"),
+        ("  for more than one call", f"+{1e3 * latency.batched_s:.2f} ms"),
+        ("  for 1,000 KV tokens", f"+{1e6 * latency.kv_s_per_token:.3f} ms"),
+        ("long prompts", f"+{5e8 * latency.attention_s_per_pair:.1f} ms for one of 1,000 tokens"),
         ("equal calls differ by", f"±{profile.noise:.1%}"),
-        ("error, first token", _share_text(errors.ttft_median, errors.ttft_p95)),
-        ("error, whole call", _share_text(errors.latency_median, errors.latency_p95)),
-        ("on calls not fitted", _share_text(held_out.latency_median, held_out.latency_p95)),
+        ("error of the fit", f"{_share_text(errors.latency_median, errors.latency_p95)}"),
+        ("  first token", _share_text(errors.ttft_median, errors.ttft_p95)),
+        ("  on calls not fitted", _share_text(held_out.latency_median, held_out.latency_p95)),
         ("calls at a time", f"{profile.spec.max_num_seqs}: more bring next to no throughput"),
         ("measured", f"{profile.num_calls} calls in {len(profile.runs)} runs"),
     ):

@@ -298,7 +298,10 @@ async def measured_quickly(
     except* GenerationFailed as exc:
         first = exc.exceptions[0]
         raise ConfigError(f"{spec.instance_id} cannot be measured: {first}") from exc
-    fit = await asyncio.to_thread(fit_latency, spec, runs)
+    try:
+        fit = await asyncio.to_thread(fit_latency, spec, runs)
+    except ValueError as exc:
+        raise ConfigError(f"{spec.instance_id} cannot be measured: {exc}") from exc
     measured = msgspec.structs.replace(spec, latency=fit.latency)
     if not choice.is_bounded:
         return measured
@@ -360,7 +363,9 @@ def choice_of(
         if not has_vllm():
             raise typer.Exit(run_there(lambda text: print(f"{text} ...", file=sys.stderr)))
         return EngineChoice(engine="vllm", fleet=path)
-    raise ConfigError(f"no engine {engine!r}; there are simulated, llamacpp, vllm and openai")
+    if engine == "openai":
+        raise ConfigError("which servers? --openai URL names one")
+    raise ConfigError(f"no engine {engine!r}; there are simulated, llamacpp and vllm")
 
 
 def on_one_core(
@@ -379,5 +384,8 @@ def on_one_core(
     choice = choice_of(None if openai else engine, openai)
     if choice is None or choice.engine == "openai":
         return choice
-    cores = (core if core is not None else max(os.sched_getaffinity(0)),)
+    usable = sorted(os.sched_getaffinity(0))
+    if core is not None and core not in usable:
+        raise ConfigError(f"--core {core}: this command may use {', '.join(map(str, usable))}")
+    cores = (usable[-1] if core is None else core,)
     return msgspec.structs.replace(choice, cores=cores, num_threads=1)

@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, nullcontext
 from typing import Any
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -121,7 +122,7 @@ class CallRoutes:
         fields = mesh_fields(request.headers, body)
         tenant = self._access.tenant(request.headers, fields.tenant)
         asked = parse(body)
-        self._fleet.check(asked.model)
+        asked = msgspec.structs.replace(asked, model=self._fleet.named(asked.model))
         key = request.headers.get(IDEMPOTENCY)
         call = self._request(asked, fields, tenant, body, key)
         late_s = fields.late_s if fields.late_s is not None else self._params.late_s

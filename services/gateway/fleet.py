@@ -10,6 +10,7 @@ from shared.contracts.epochs import epoch_of
 from shared.contracts.messages import InstanceState, SpeedUpdate
 from shared.ports import Clock
 
+ANY_MODEL = "default"
 SILENT_S = 15.0
 MAX_INSTANCES = 10_000
 
@@ -73,17 +74,22 @@ class Fleet:
         """Return whether any instance is live."""
         return any(self.is_live(seen.state) for seen in self._seen.values())
 
-    def check(self, model: str) -> None:
-        """Refuse a model that no live instance offers.
+    def named(self, model: str) -> str:
+        """Return the name under which a model is offered: its own.
+
+        Where nobody offers `default` it stands for the only model there is.
 
         Raises:
             Problem: 404 with the nearest name, or 503 where no instance is live at all.
         """
         if any(True for _ in self.serving(model)):
-            return
-        if self.has_any():
-            raise model_not_found(model, self.offered())
-        raise unavailable("every instance")
+            return model
+        own = {state.spec.model for state in self.states() if self.is_live(state)}
+        if not own:
+            raise unavailable("every instance")
+        if model == ANY_MODEL and len(own) == 1:
+            return own.pop()
+        raise model_not_found(model, self.offered())
 
     def features(self, model: str) -> frozenset[str]:
         """Return the abilities that the model's live instances declare."""

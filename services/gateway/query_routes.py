@@ -120,7 +120,8 @@ class QueryRoutes:
                 if not self._params.asks_unannounced:
                     await self._agents.check(asked)
                 if asked.model:
-                    self._fleet.check(asked.model)
+                    named = self._fleet.named(asked.model)
+                    asked = msgspec.structs.replace(asked, model=named)
             query = await self._desk.ask(asked, place)
         return QueryResponse(query, streams=question.stream)
 

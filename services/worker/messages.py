@@ -3,7 +3,7 @@
 import msgspec
 
 from services.worker.calls import HeldCall
-from shared.contracts.codec import ReturnAddress
+from shared.contracts.codec import ReturnAddress, decode, encode
 from shared.contracts.messages import (
     MAX_DETAIL,
     CallOutcome,
@@ -12,7 +12,7 @@ from shared.contracts.messages import (
     OutcomeKind,
     StageRequest,
 )
-from shared.errors import ContractError, DeadlinePassed, TooLarge
+from shared.errors import ContractError, DeadlinePassed, GenerationFailed, TooLarge
 from shared.ports import Finished
 
 
@@ -49,7 +49,7 @@ def outcome_of(held: HeldCall, verdict: Verdict, instance_id: str) -> CallOutcom
         query_id=held.query_id,
         kind=verdict.kind,
         reason=verdict.reason,
-        detail=verdict.detail[:MAX_DETAIL],
+        detail=_sayable(verdict.detail[:MAX_DETAIL]),
         attempt=held.attempt,
         instance_id=instance_id,
         times=times_of(held),
@@ -67,6 +67,34 @@ def outcome_of(held: HeldCall, verdict: Verdict, instance_id: str) -> CallOutcom
         finish_reason=finished.finish_reason,
         usage=finished.usage,
     )
+
+
+def check_result(finished: Finished) -> None:
+    """Refuse what an engine gave where no outcome could carry it, or no reader take it.
+
+    Raises:
+        GenerationFailed: Says what is wrong with it.
+    """
+    outcome = CallOutcome(
+        request_id="check",
+        query_id="check",
+        kind="completed",
+        text=finished.text,
+        message=finished.message,
+        finish_reason=finished.finish_reason,
+        usage=finished.usage,
+    )
+    try:
+        decode(encode(outcome), CallOutcome)
+    except ContractError as exc:
+        raise GenerationFailed(f"the engine's result is none: {exc.detail}") from exc
+    except (ValueError, OverflowError, TypeError, RecursionError) as exc:
+        raise GenerationFailed(f"the engine's result is none: {type(exc).__name__}") from exc
+
+
+def _sayable(text: str) -> str:
+    """Return text that UTF-8 can carry, whoever said it."""
+    return text.encode(errors="replace").decode()
 
 
 def without_text(outcome: CallOutcome, error: TooLarge) -> CallOutcome:

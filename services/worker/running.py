@@ -16,7 +16,7 @@ import structlog
 from services.worker.bells import heard_within
 from services.worker.calls import Cut, HeldCall, Place
 from services.worker.life import End, Life
-from services.worker.messages import Verdict, verdict_if_hopeless
+from services.worker.messages import Verdict, check_result, verdict_if_hopeless
 from services.worker.params import MAX_PASSES
 from services.worker.vitals import STORE
 from shared.errors import (
@@ -257,6 +257,7 @@ class Runner:
                 async for event in events:
                     self._life.pulse.progressed()
                     if isinstance(event, Finished):
+                        check_result(event)
                         return event
                     if isinstance(event, FirstToken):
                         held.first_token_at_s = self._life.clock.now_s()

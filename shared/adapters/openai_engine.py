@@ -17,7 +17,7 @@ from typing import Self
 import structlog
 
 from shared.adapters.openai_circuit import Circuit
-from shared.adapters.openai_http import ServerBusy, UpstreamClient
+from shared.adapters.openai_http import ServerBusy, UpstreamClient, UpstreamStream
 from shared.adapters.openai_load import ForeignLoad
 from shared.adapters.openai_params import OpenAIParams
 from shared.adapters.openai_request import CHAT, UpstreamRequest, upstream_request
@@ -32,6 +32,8 @@ from shared.scheduling.latency import service_s
 TYPICAL_INPUT_TOKENS = 512
 TYPICAL_OUTPUT_TOKENS = 128
 MEAN_WEIGHT = 0.05
+LAST_WORD_S = 1.0
+"""How long a server may still send something after its whole answer, wall seconds."""
 log = structlog.get_logger(__name__)
 
 
@@ -197,7 +199,7 @@ class OpenAIEngine:
         now_s = self._clock.monotonic_s
         wait_until_s = min(give_up_at_s, now_s() + self._params.first_token_s)
         async with self._client.stream(request, wait_until_s - now_s()) as stream:
-            while (events := await stream.read(wait_until_s - now_s())) is not None:
+            while (events := await self._more(stream, answer, wait_until_s - now_s())) is not None:
                 for data in events:
                     brings_any, text = answer.take(data)
                     if not brings_any:
@@ -216,6 +218,17 @@ class OpenAIEngine:
         if not has_begun:
             yield FirstToken()
         yield finished
+
+    async def _more(
+        self, stream: UpstreamStream, answer: Answer, limit_s: float
+    ) -> list[str] | None:
+        """Return the next events; a whole answer is not waited on for its formal end."""
+        if not (answer.is_complete and answer.has_usage):
+            return await stream.read(limit_s)
+        try:
+            return await stream.read(min(limit_s, LAST_WORD_S))
+        except GenerationFailed:
+            return None
 
     def _hold(self, engine_id: str, input_tokens: int) -> None:
         self._held_tokens[engine_id] = max(1, input_tokens)

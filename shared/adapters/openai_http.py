@@ -141,7 +141,7 @@ class UpstreamClient:
             async with asyncio.timeout(self._params.connect_s):
                 text = await self._get(path, self._params.max_line_bytes)
                 return json.loads(text)
-        except (TimeoutError, aiohttp.ClientError, OSError, ValueError) as exc:
+        except (TimeoutError, aiohttp.ClientError, OSError, ValueError, RecursionError) as exc:
             raise GenerationFailed(f"{self._params.endpoint(path)}: {_name(exc)}") from exc
 
     async def load(self) -> ServerLoad | None:
@@ -180,7 +180,7 @@ async def _raise_for(response: aiohttp.ClientResponse) -> None:
     status = response.status
     try:
         said = error_text(_error_in(json.loads(await _read_some(response, _READ_ERROR_BYTES))))
-    except (aiohttp.ClientError, ValueError):
+    except (aiohttp.ClientError, ValueError, RecursionError):
         said = response.reason or ""
     detail = f"HTTP {status}: {said}"
     if status in REFUSED or (status == 500 and NEVER in said):

@@ -56,8 +56,9 @@ def parse_load(text: str) -> ServerLoad | None:
     for name, labels, value in _SAMPLE.findall(text):
         if name == _CACHE_CONFIG:
             found = dict(_LABEL.findall(labels))
-            block_tokens = _int(found.get("block_size"))
-            kv_tokens += block_tokens * _int(found.get("num_gpu_blocks"))
+            own_tokens = _int(found.get("block_size"))
+            block_tokens = own_tokens or block_tokens
+            kv_tokens += own_tokens * _int(found.get("num_gpu_blocks"))
         number = _float(value)
         if number is not None:
             sums.setdefault(name, []).append(number)

@@ -7,6 +7,7 @@ import structlog
 
 from shared.adapters.openai_http import UpstreamClient
 from shared.adapters.openai_params import OpenAIParams
+from shared.contracts.messages import MAX_TOKENS
 from shared.domain.instance import InstanceSpec
 from shared.errors import CallRefused, ConfigError, GenerationFailed, TransientError
 from shared.ports import Clock
@@ -134,7 +135,8 @@ def _context(entry: dict[str, object]) -> int:
     meta = entry.get("meta")
     inner = meta.get("n_ctx") if isinstance(meta, dict) else None
     for value in (entry.get("max_model_len"), inner):
-        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+        is_number = isinstance(value, int) and not isinstance(value, bool)
+        if isinstance(value, int) and is_number and 0 < value <= MAX_TOKENS:
             return value
     return 0
 

@@ -7,7 +7,8 @@ result. Whatever is no valid event is a `GenerationFailed`; nothing is guessed.
 import json
 from typing import Any
 
-from shared.contracts.messages import Usage
+from shared.adapters.whole_text import TextPieces, whole_text
+from shared.contracts.messages import MAX_TOKENS, Usage
 from shared.errors import GenerationFailed
 from shared.ports import Finished
 
@@ -66,7 +67,7 @@ class Answer:
 
     def __init__(self, *, is_chat: bool) -> None:
         self._is_chat = is_chat
-        self._texts: list[str] = []
+        self._texts = TextPieces()
         self._message: dict[str, Any] = {"role": "assistant"}
         self._tool_calls: dict[int, dict[str, Any]] = {}
         self._finish_reason = ""
@@ -96,7 +97,7 @@ class Answer:
         event = parse_event(data)
         usage = event.get("usage")
         if isinstance(usage, dict):
-            self._usage = _usage(usage)
+            self._usage = _usage(usage) or self._usage
         choices = event.get("choices")
         if not isinstance(choices, list):
             if usage is None:
@@ -115,7 +116,7 @@ class Answer:
         """
         if not self.is_complete:
             raise GenerationFailed("the server's answer was cut off")
-        text = "".join(self._texts)
+        text = self._texts.whole()
         return Finished(
             text=text,
             usage=self._usage or Usage(),
@@ -126,16 +127,15 @@ class Answer:
     def _take_choice(self, choice: dict[str, Any]) -> tuple[bool, str]:
         reason = choice.get("finish_reason")
         if isinstance(reason, str):
-            self._finish_reason = reason
+            self._finish_reason = whole_text(reason)
         delta = choice.get("delta") or choice.get("message") if self._is_chat else choice
         if not isinstance(delta, dict):
             return False, ""
         text = delta.get("content") if self._is_chat else delta.get("text")
         brings_more = self._is_chat and self._take_fields(delta)
         if isinstance(text, str) and text:
-            self._texts.append(text)
             self.num_pieces += 1
-            return True, text
+            return True, self._texts.add(text)
         self.num_pieces += brings_more
         return brings_more, ""
 
@@ -191,7 +191,7 @@ def error_text(error: object) -> str:
     """Return what an error object says, short enough to quote."""
     if isinstance(error, dict):
         error = error.get("message") or error.get("type") or error
-    return str(error)[:_QUOTED]
+    return whole_text(str(error)[:_QUOTED])
 
 
 def _merge(whole: dict[str, Any], part: dict[str, Any]) -> None:
@@ -206,17 +206,22 @@ def _merge(whole: dict[str, Any], part: dict[str, Any]) -> None:
             whole[key] = value
 
 
-def _usage(usage: dict[str, Any]) -> Usage:
+def _usage(usage: dict[str, Any]) -> Usage | None:
+    """Return the token counts; None where they are none: nothing is guessed."""
     details = usage.get("prompt_tokens_details")
-    cached = details.get("cached_tokens") if isinstance(details, dict) else 0
+    cached = _count(details.get("cached_tokens")) if isinstance(details, dict) else 0
     input_tokens = _count(usage.get("prompt_tokens"))
+    output_tokens = _count(usage.get("completion_tokens", 0))
+    if input_tokens is None or output_tokens is None:
+        return None
     return Usage(
         input_tokens=input_tokens,
-        output_tokens=_count(usage.get("completion_tokens")),
-        cached_tokens=min(input_tokens, _count(cached)),
+        output_tokens=output_tokens,
+        cached_tokens=min(input_tokens, cached or 0),
     )
 
 
-def _count(value: object) -> int:
-    is_number = isinstance(value, int) and not isinstance(value, bool)
-    return max(0, int(value)) if is_number and isinstance(value, int) else 0
+def _count(value: object) -> int | None:
+    if not isinstance(value, int) or isinstance(value, bool):
+        return None
+    return value if 0 <= value <= MAX_TOKENS else None

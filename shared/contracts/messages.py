@@ -22,7 +22,8 @@ Id = Annotated[str, Meta(min_length=1, max_length=128)]
 Name = Annotated[str, Meta(min_length=1, max_length=128)]
 InstanceId = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 Count = Annotated[int, Meta(ge=0, le=2**53)]
-Tokens = Annotated[int, Meta(ge=0, le=10_000_000)]
+MAX_TOKENS = 10_000_000
+Tokens = Annotated[int, Meta(ge=0, le=MAX_TOKENS)]
 Seconds = Annotated[float, Meta(ge=0, le=1e15)]  # finite: NaN and infinity are refused
 Finite = Annotated[float, Meta(ge=-1e15, le=1e15)]
 

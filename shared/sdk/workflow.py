@@ -88,7 +88,8 @@ class Emitted:
                     break
         outcome = await self.outcome()
         if outcome.kind != "completed":
-            raise GenerationFailed(f"the call ended {outcome.kind}: {outcome.reason}")
+            told = f"{outcome.reason}: {outcome.detail}" if outcome.detail else outcome.reason
+            raise GenerationFailed(f"the call ended {outcome.kind}: {told}")
         rest = pieces.rest(outcome.text or "")
         if rest:
             yield rest

@@ -128,6 +128,7 @@ def _end_segment(tables: Tables, run: RunState, instance: int) -> None:
 
 def _end_call(tables: Tables, run: RunState, instance: int, index: int) -> None:
     tables.lines[instance].inside -= 1
+    tables.lines[instance].has_ended = 1
     _count_present(run, tables.lines[instance], -1)
     _bind_chain(tables, tables.calls[index].chain, -1)
     if run.state_delay_s > 0.0:
@@ -355,8 +356,9 @@ def _start_touched(tables: Tables, run: RunState) -> None:
         engine = tables.engines[instance]
         line.is_touched = 0
         admissions = engine.num_admissions
-        if run.one_by_one != 0 and line.inside > 0 and engine.iterations == 0:
-            start_segment(tables, engine)  # a busy engine goes on before it is given more
+        if run.one_by_one != 0 and line.has_ended != 0 and line.inside > 0:
+            start_segment(tables, engine)  # a busy engine goes on before it is given another
+        line.has_ended = 0
         if line.has_news != 0:
             line.has_news = 0
             most = 1 if run.one_by_one != 0 and line.inside == 0 else line.admission

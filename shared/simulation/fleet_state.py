@@ -249,6 +249,7 @@ class LineState:
         reuses: Whether it does.
         kv_tokens: Its KV memory as declared, tokens.
         work_weight: Weight of its cumulative work in the policy `ratio`.
+        has_ended: Whether a call of its engine ended at this instant.
         has_news: Whether its line or its engine changed visibly at this instant.
         is_touched: Whether it is among `touched`.
     """
@@ -256,6 +257,7 @@ class LineState:
     __slots__ = (
         "admission",
         "caches",
+        "has_ended",
         "has_news",
         "heap_base",
         "inside",
@@ -286,6 +288,7 @@ class LineState:
     caches: Int
     reuses: Int
     kv_tokens: Int
+    has_ended: Int
     has_news: Int
     is_touched: Int
 

@@ -7,6 +7,7 @@ from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 from shared.adapters.clock import SystemClock
 from shared.adapters.local_process import free_port
@@ -21,10 +22,14 @@ from tests.support.openai_server import (
     VLLM_METRICS,
     FakeServer,
     answers_status,
+    begin,
     breaks_off,
+    choice,
     fake_server,
     hangs,
+    send,
     sends,
+    usage,
 )
 from tests.support.worker_bench import SPEC, bound_call
 
@@ -428,6 +433,67 @@ async def test_usage_is_never_guessed(server: FakeServer):
         *_, last = await events_of(engine, real_call("a"))
     assert isinstance(last, Finished)
     assert (last.usage.input_tokens, last.usage.output_tokens) == (0, 0)
+
+
+@pytest.mark.parametrize("count", ["1000000000000000000000000000000", "-1", "2.5", '"many"'])
+async def test_counts_that_are_none_are_not_told(server: FakeServer, count: str):
+    """A token count that no call can have is no count: the answer is kept, its usage is zero."""
+    body = (
+        '{"choices": [{"index": 0, "text": "fine", "finish_reason": "stop"}],'
+        f' "usage": {{"prompt_tokens": 3, "completion_tokens": {count}}}}}'
+    )
+    server.faults = [sends(body.encode(), content_type="application/json")]
+    async with opened(server) as engine:
+        *_, last = await events_of(engine, real_call("a"))
+    assert isinstance(last, Finished)
+    assert last.text == "fine"
+    assert (last.usage.input_tokens, last.usage.output_tokens) == (0, 0)
+
+
+async def test_an_emoji_may_come_in_halves(server: FakeServer):
+    """A character cut between two events is whole in chunks and text."""
+    events = [
+        rb'data: {"choices": [{"index": 0, "text": "so \ud83d"}]}',
+        rb'data: {"choices": [{"index": 0, "text": "\ude00", "finish_reason": "st\ud83d"}]}',
+        b"data: [DONE]",
+    ]
+    server.faults = [sends(*(event + b"\n\n" for event in events))]
+    async with opened(server) as engine:
+        _, *chunks, last = await events_of(engine, real_call("a", stream=True))
+    assert chunks == [Chunk("so "), Chunk("😀")]
+    assert isinstance(last, Finished)
+    assert (last.text, last.finish_reason) == ("so 😀", "st\ufffd")
+
+
+async def test_a_whole_answer_is_not_waited_on(server: FakeServer):
+    """Text, reason and counts are there, the formal end never comes: the answer counts."""
+
+    async def goes_silent(_: FakeServer, request: web.Request) -> web.StreamResponse:
+        response = await begin(request)
+        await send(response, choice(is_chat=False, text="all", finish_reason="stop"))
+        await send(response, usage(3, 1))
+        await asyncio.sleep(60)
+        return response
+
+    server.faults = [goes_silent]
+    async with opened(server, idle_s=50.0) as engine, asyncio.timeout(30):
+        *_, last = await events_of(engine, real_call("a"))
+    assert isinstance(last, Finished)
+    assert (last.text, last.usage.output_tokens) == ("all", 1)
+
+
+@pytest.mark.parametrize("status", [400, 500])
+async def test_an_error_nested_for_ever_is_an_error(server: FakeServer, status: int):
+    """A body that no parser goes to the bottom of changes nothing about what its status means."""
+
+    async def nests(_: FakeServer, __: web.Request) -> web.Response:
+        return web.Response(status=status, text="[" * 60_000)
+
+    server.faults = [nests] * 9
+    async with opened(server, retries=0) as engine:
+        with pytest.raises(GenerationFailed, match=f"HTTP {status}") as caught:
+            await events_of(engine, real_call("a"))
+    assert isinstance(caught.value, CallRefused) == (status == 400)
 
 
 async def test_twenty_streams_keep_their_order(server: FakeServer):

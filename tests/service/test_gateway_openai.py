@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import httpx
+import msgspec
 import openai
 import pytest
 from openai import AsyncOpenAI, OpenAI
@@ -278,3 +279,17 @@ async def test_plain_http(mesh: EmbeddedMesh):
             wrong = await http.request(method, path)
             assert wrong.status_code == status
             assert set(wrong.json()["error"]) == {"message", "type", "param", "code"}
+
+
+async def test_default_is_the_only_model_there_is():
+    """A fleet of one model that has a name answers calls for `default`, under its name."""
+    (spec,) = quick_fleet(1)
+    named = msgspec.structs.replace(spec, model="llama")
+    async with (
+        gateway_mesh((named,)) as mesh,
+        AsyncOpenAI(base_url=f"{mesh.gateway_url}/v1", api_key="none") as client,
+    ):
+        found = await client.chat.completions.create(model="default", messages=HELLO)
+        with pytest.raises(openai.NotFoundError):
+            await client.chat.completions.create(model="absent", messages=HELLO)
+    assert found.model == "llama"

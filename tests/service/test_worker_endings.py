@@ -2,15 +2,18 @@
 
 import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import Any
 
 import msgspec
+import pytest
 
 from shared.adapters.clock import SystemClock
 from shared.adapters.memory_broker import MemoryBroker
 from shared.adapters.simulated_engine import SimulatedEngine
-from shared.contracts.messages import MAX_DETAIL, BoundCall
+from shared.contracts.messages import MAX_DETAIL, BoundCall, Usage
 from shared.contracts.topics import LATENCY_EVENTS, TopicSpec
-from shared.ports import EngineEvent
+from shared.errors import GenerationFailed
+from shared.ports import EngineEvent, Finished, FirstToken
 from tests.support.worker_bench import (
     SPEC,
     TOPICS,
@@ -364,3 +367,67 @@ async def test_idle_drain_is_quick_and_complete(bench: Bench) -> None:
         assert worker.task.result() is None
     last = (await bench.states())[-1]
     assert (last.phase, last.num_waiting, last.num_running) == ("gone", 0, 0)
+
+
+class OddEngine(SimulatedEngine):
+    """An engine whose results are whatever `result` says, or its words of failure."""
+
+    result: Finished | str = Finished(text="fine", usage=Usage())
+
+    async def generate(self, call: BoundCall, engine_id: str) -> AsyncGenerator[EngineEvent, None]:
+        """Give the result at once."""
+        del call, engine_id
+        if isinstance(self.result, str):
+            raise GenerationFailed(self.result)
+        yield FirstToken()
+        yield self.result
+
+
+def nested(depth: int) -> dict[str, object]:
+    """Return an object within an object, so often."""
+    found: dict[str, object] = {}
+    for _ in range(depth):
+        found = {"in": found}
+    return found
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"text": "half an emoji: \ud83d"},
+        {"finish_reason": "\ud83d"},
+        {"message": {"\ud83d": 1}},
+        {"message": {"big": 10**30}},
+        {"message": nested(900)},
+        {"usage": Usage(input_tokens=2**50)},
+        {"usage": Usage(output_tokens=-1)},
+    ],
+    ids=lambda odd: next(iter(odd)),
+)
+async def test_a_result_that_no_message_carries_fails_its_call_alone(
+    bench: Bench, odd: dict[str, Any]
+) -> None:
+    """Its producer is told what is wrong; the worker goes on with the next call."""
+    async with OddEngine.open(SPEC, bench.clock) as engine:
+        bench.engine = engine
+        engine.result = Finished(**({"text": "fine", "usage": Usage()} | odd))
+        async with bench.worker():
+            await bench.send(bound_call("odd", attempt=2, failures=4))
+            (failed,) = await bench.outcomes_once(1)
+            engine.result = OddEngine.result
+            await bench.send(bound_call("fine"))
+            _, fine = await bench.outcomes_once(2)
+    assert (failed.kind, failed.reason) == ("failed", "generation_failed")
+    assert failed.detail.startswith("the engine's result is none")
+    assert (fine.kind, fine.text) == ("completed", "fine")
+
+
+async def test_what_an_engine_says_of_its_failure_may_be_no_text(bench: Bench) -> None:
+    """Half a character in an error message is replaced: the failure is told all the same."""
+    async with OddEngine.open(SPEC, bench.clock) as engine:
+        bench.engine = engine
+        engine.result = "so \ud83d"
+        async with bench.worker():
+            await bench.send(bound_call("a", attempt=2, failures=4))
+            (outcome,) = await bench.outcomes_once(1)
+    assert (outcome.kind, outcome.detail) == ("failed", "so ?")

@@ -91,6 +91,7 @@ class Fleet:
             [[] for _ in instances] for _ in range(num_dispatchers)
         ]
         self.news: set[int] = set()
+        self.freed: set[int] = set()
         self.touched: list[int] = []
         self.known: set[int] = set()
         self.now = 0.0
@@ -108,7 +109,7 @@ class Fleet:
             if self.changes and self.changes[0].at <= self.now:
                 self.change(self.changes.pop(0))
                 continue
-            self.news, self.touched = set(), []
+            self.news, self.freed, self.touched = set(), set(), []
             self.happen(arrivals)
             pool, self.pool = self.pool, []
             for call in pool:
@@ -156,7 +157,7 @@ class Fleet:
         for number in self.touched:
             instance = self.instances[number]
             admissions = instance.num_admissions
-            if self.one_by_one and instance.end == math.inf and not instance.is_empty():
+            if self.one_by_one and number in self.freed and not instance.is_empty():
                 instance.start(self.now)
             if number in self.news:
                 alone = self.one_by_one and instance.is_empty()
@@ -203,6 +204,8 @@ class Fleet:
         self.touch(instance)
         if visible:
             self.news.add(instance.number)
+        if ended:
+            self.freed.add(instance.number)
         for call in ended:
             self.later("ended", (call.number,), self.delay)
             stage = self.stages[call.stage]

@@ -1,11 +1,21 @@
 """What a profile is made of, and what fidelity compares."""
 
+import asyncio
+import math
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from services.cli.fidelity import METRICS, errors_of, noise_of, parse_loads
+from services.cli.capacity import capacity_qps
+from services.cli.fidelity import (
+    METRICS,
+    LoadResult,
+    errors_of,
+    fidelity_table,
+    noise_of,
+    parse_loads,
+)
 from services.cli.fidelity_runs import (
     CallTiming,
     RunTimings,
@@ -14,17 +24,19 @@ from services.cli.fidelity_runs import (
     small_queries,
     with_arrivals,
 )
+from services.cli.interrupts import until_stopped
 from services.cli.probing import full_scale, is_mixed, plan_experiment, probe_call, quick_scale
-from services.cli.profile import write_profile
+from services.cli.profile import check_writable, write_profile
 from services.cli.profiling import profile_engine, profile_figure
-from services.cli.real_engines import choice_of
+from services.cli.real_engines import choice_of, on_one_core
 from shared.adapters.clock import SystemClock
 from shared.adapters.replayed_prompts import ReplayedPrompts, prompt_of, with_prompt
 from shared.adapters.simulated_engine import SimulatedEngine
-from shared.contracts.messages import BoundCall, SimulatedLengths
+from shared.contracts.messages import BoundCall, SimulatedLengths, Usage
 from shared.domain.instance import InstanceSpec, LatencyModel
 from shared.domain.trace import PrefixPart
 from shared.errors import ConfigError
+from shared.ports import Finished
 from shared.simulation.fleets import parse_fleet
 from tests.support.worker_bench import bound_call
 
@@ -202,3 +214,83 @@ def test_engines_are_chosen_by_options(monkeypatch: pytest.MonkeyPatch):
     chosen = choice_of(None, ["http://a:1"])
     assert chosen is not None
     assert (chosen.urls, chosen.api_key) == (("http://a:1",), "secret")
+
+
+class _Telling(_Simulating):
+    """An engine that tells counts of its own."""
+
+    usage = Usage(input_tokens=10, output_tokens=24)
+
+    async def generate(self, call: BoundCall, engine_id: str):
+        """Answer at once."""
+        del call, engine_id
+        yield Finished(text="", usage=self.usage)
+
+
+@pytest.mark.parametrize(
+    ("usage", "said"),
+    [(Usage(), "no token counts"), (Usage(input_tokens=9, output_tokens=1), "1 of ")],
+)
+async def test_a_profile_needs_counts(usage: Usage, said: str):
+    """Where a server tells no tokens, or gives one instead of many, there is no profile."""
+    async with SimulatedEngine.open(SPEC, SystemClock()) as simulated:
+        engine = _Telling(simulated)
+        engine.usage = usage
+        with pytest.raises(ConfigError, match=said):
+            await profile_engine(engine, SPEC)
+
+
+async def test_a_wish_to_stop_ends_what_is_worth_nothing_by_halves():
+    """The work is cancelled, and with it what waits for it; without the wish its result counts."""
+    stop, began = asyncio.Event(), asyncio.Event()
+
+    async def works() -> int:
+        began.set()
+        await asyncio.sleep(0 if stop.is_set() else 1_000)
+        return 7
+
+    waiting = asyncio.ensure_future(until_stopped(works(), stop))
+    await began.wait()
+    stop.set()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert await until_stopped(works(), asyncio.Event()) == 7
+
+
+def test_a_core_that_is_not_there_is_refused():
+    """The error names those that may be used."""
+    with pytest.raises(ConfigError, match="--core 999: this command may use 0"):
+        on_one_core("llamacpp", None, 999)
+
+
+def test_what_was_not_measured_is_no_number():
+    """Runs of one-token calls have no time per token: null in JSON, words in the table."""
+    calls = (CallTiming(first_token_s=1.0, end_s=1.0, output_tokens=1),)
+    run = RunTimings(calls=calls, queries_s=(1.0,))
+    load = LoadResult(
+        load=0.5, rate_qps=1.0, errors=errors_of(run, [run]), noise=0.0, real=(run,), simulated=run
+    )
+    assert math.isnan(load.errors["tpot_median_error"])
+    shown = [next(iter(column.cells)) for column in fidelity_table([load]).columns]
+    assert shown[:2] == ["50%", "0.0%"]
+    assert "no values" in shown
+
+
+def test_a_profile_that_cannot_be_written_is_told_before(tmp_path: Path):
+    """A file in the way of a folder, and a folder in the way of the file; nothing is touched."""
+    (tmp_path / "file").write_text("mine")
+    for path in (tmp_path / "file" / "fleet.toml", tmp_path):
+        with pytest.raises(ConfigError, match="cannot be written"):
+            check_writable(path)
+    check_writable(tmp_path / "file")
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_the_capacity_knows_what_batching_costs():
+    """A step of a batch that takes longer makes for less capacity; that of one call does not."""
+    slower = msgspec.structs.replace(SPEC.latency, batched_s=0.05)
+    queries = small_queries(SPEC, 20, seed=1)
+    for most, is_less in ((4, True), (1, False)):
+        plain = msgspec.structs.replace(SPEC, max_num_seqs=most)
+        other = msgspec.structs.replace(plain, latency=slower)
+        assert (capacity_qps(queries, (other,)) < capacity_qps(queries, (plain,))) == is_less
