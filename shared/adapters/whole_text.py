@@ -1,7 +1,8 @@
-r"""Text that can be written as UTF-8, out of what servers send.
+"""Text that can be written as UTF-8, out of what servers send.
 
-JSON may name one half of a character that takes two (an emoji as `\ud83d\ude00`), and a server that
-streams may put the halves into different events. A half by itself is no text: nothing carries it.
+JSON may name one half of a character that takes two (an emoji as U+D83D and U+DE00), and a server
+that streams may put the halves into different events. A half by itself is no text: nothing carries
+it.
 """
 
 _FIRST_HALVES = ("\ud800", "\udbff")
