@@ -82,7 +82,11 @@ def write_profile(profiles: list[Profile], path: Path) -> None:
         + (f"#   {BADLY}\n" if explains_badly(one) else "")
         for one in profiles
     )
-    _write(path, head + notes + dump_fleet([one.spec for one in profiles]))
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(head + notes + dump_fleet([one.spec for one in profiles]))
+    except OSError as exc:
+        raise ConfigError(f"{path} cannot be written: {exc.strerror or exc}") from exc
 
 
 def explains_badly(profile: Profile) -> bool:
@@ -103,14 +107,6 @@ def check_writable(path: Path) -> None:
         raise ConfigError(f"{path} cannot be written: {exc.strerror or exc}") from exc
     if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
         raise ConfigError(f"{path} cannot be written: it is a folder, or not yours to write")
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    except OSError as exc:
-        raise ConfigError(f"{path} cannot be written: {exc.strerror or exc}") from exc
 
 
 @app.command()

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from shared.domain.instance import InstanceSpec
+from shared.domain.instance import TIMES, InstanceSpec
 from shared.domain.profile import WorkflowShape
 from shared.domain.trace import TraceQuery
 from shared.errors import ConfigError
@@ -45,7 +45,6 @@ Array = np.ndarray[Any, Any]
 Arrays = dict[str, Array]
 
 MAX_CALLS = 2**31 - 1
-BELIEVED_TIMES = tuple(name for name in BeliefState.__slots__ if name != "hit_factor")
 
 
 class Layout:
@@ -278,7 +277,7 @@ def belief_table(
     """Return what policies believe of each instance."""
     slowed = engine_table(fleet, believed)
     beliefs = np.zeros(len(fleet), dtype_of(BeliefState))
-    for name in BELIEVED_TIMES:
+    for name in TIMES:
         beliefs[name] = slowed[name]
     beliefs["hit_factor"] = [hits.get(spec.instance_id, 1.0) for spec in fleet]
     return beliefs
