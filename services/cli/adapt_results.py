@@ -8,7 +8,8 @@ import msgspec
 from rich.table import Table
 
 from services.cli.adaptation import Phase, scenario_of_phase
-from services.cli.tally import Tally, finite
+from services.cli.console import finite
+from services.cli.tally import Tally
 from shared.domain.instance import InstanceSpec
 from shared.domain.trace import TraceQuery
 from shared.runtime.tuning_journal import Decided

@@ -17,6 +17,12 @@ from rich.console import Console
 from rich.table import Table
 
 from services.cli.console import EXIT_INTERRUPTED, print_json, stderr_console, stdout_console
+from services.cli.engine_options import (
+    CoreOption,
+    OneOpenAIOption,
+    RealEngineOption,
+    on_one_core,
+)
 from services.cli.fidelity_runs import (
     RecordingTally,
     knee_qps,
@@ -28,20 +34,15 @@ from services.cli.interrupts import run_until_stopped
 from services.cli.options import JsonOption, VerboseOption, configure_logs
 from services.cli.progress import live_progress
 from services.cli.real_engines import (
-    CoreOption,
     EngineChoice,
-    EngineOption,
     Fleet,
-    OpenAIOption,
     OpenEngine,
-    on_one_core,
     open_real,
 )
 from shared.adapters.engine_around import EngineAround
 from shared.contracts.messages import BoundCall
 from shared.domain.instance import InstanceSpec
 from shared.domain.trace import TraceQuery
-from shared.errors import ConfigError
 from shared.ports import Clock, Engine
 from shared.scheduling.attainment import percentile
 
@@ -229,8 +230,8 @@ def admission_table(result: AdmissionResult) -> Table:
 
 
 def command(
-    engine: EngineOption = "llamacpp",
-    openai: OpenAIOption = None,
+    engine: RealEngineOption = None,
+    openai: OneOpenAIOption = None,
     queries: Annotated[int, typer.Option(min=5, help="Queries per run.")] = 20,
     repeats: Annotated[int, typer.Option(min=1, help="Runs of each kind, in turn.")] = 2,
     core: CoreOption = None,
@@ -240,9 +241,9 @@ def command(
 ) -> None:
     """Measure what holding calls back costs a real engine in throughput, at twice its capacity."""
     configure_logs(verbose=verbose)
-    choice = on_one_core(engine, openai, core)
-    if choice is None:
-        raise ConfigError("a simulated engine admits as its model says: --engine or --openai")
+    choice = on_one_core(
+        engine, openai, core, "a simulated engine admits as its model says: --engine or --openai"
+    )
     plan = AdmissionPlan(engines=choice, num_queries=queries, repeats=repeats, seed=seed)
     result = run_until_stopped(lambda stop: measure_admission(plan, stderr_console(), stop))
     if not result.admitted.tokens_per_s or not result.unlimited.tokens_per_s:

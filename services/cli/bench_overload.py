@@ -14,12 +14,12 @@ import msgspec
 import typer
 from rich.table import Table
 
-from services.cli.console import print_json, stderr_console, stdout_console
+from services.cli.console import finite, print_json, stderr_console, stdout_console
 from services.cli.embedded import EmbeddedMesh, EmbeddedParams, open_in_virtual_time
 from services.cli.options import FleetOption, JsonOption, VerboseOption, configure_logs
 from services.cli.progress import live_progress
 from services.cli.session import drive
-from services.cli.tally import Tally, finite
+from services.cli.tally import Tally
 from services.cli.virtual_time import VirtualTimeLoop
 from services.cli.workload import WorkloadParams, build_workload, load_fleet
 from shared.domain.instance import InstanceSpec

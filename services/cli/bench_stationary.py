@@ -7,11 +7,11 @@ from typing import Annotated, Any
 
 import msgspec
 import typer
-from rich.progress import Progress
 from rich.table import Table
 
 from services.cli.console import print_json, stderr_console, stdout_console
 from services.cli.options import JsonOption
+from services.cli.progress import JobProgress
 from shared.simulation.stationary import StationaryResult, random_workload, run_stationary
 
 
@@ -30,7 +30,7 @@ def command(
     """
     seeds = range(seed, seed + workloads)
     with (
-        Progress(console=stderr_console()) as progress,
+        JobProgress(stderr_console()).stage("workloads", workloads) as advance,
         ProcessPoolExecutor(
             processes,
             mp_context=multiprocessing.get_context("spawn"),
@@ -38,10 +38,9 @@ def command(
             initargs=(signal.SIGINT, signal.SIG_IGN),
         ) as executor,
     ):
-        task = progress.add_task("workloads", total=workloads)
         futures = [executor.submit(run_seed, one, queries, window) for one in seeds]
         for _ in as_completed(futures):
-            progress.advance(task)
+            advance()
     results = [msgspec.msgpack.decode(future.result(), type=StationaryResult) for future in futures]
     if json:
         print_json(stationary_json(results))

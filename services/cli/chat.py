@@ -10,15 +10,15 @@ from rich.console import Console
 
 from services.cli.console import print_json, stderr_console
 from services.cli.embedded import EmbeddedMesh, EmbeddedParams, open_embedded
+from services.cli.engine_options import (
+    NOTHING_TO_SAY,
+    OpenAIOption,
+    RealEngineOption,
+    real_choice_of,
+)
 from services.cli.interrupts import run_until_stopped
 from services.cli.options import JsonOption, VerboseOption, configure_logs
-from services.cli.real_engines import (
-    EngineChoice,
-    EngineOption,
-    OpenAIOption,
-    choice_of,
-    open_real,
-)
+from services.cli.real_engines import EngineChoice, open_real
 from shared.adapters.redis_store import RedisParams, RedisStore
 from shared.contracts.messages import CallOutcome
 from shared.errors import ConfigError, GenerationFailed
@@ -103,7 +103,7 @@ def facts(outcome: CallOutcome) -> dict[str, Any]:
 @app.command()
 def command(
     question: Annotated[str, typer.Argument(help="What to ask, in quotes.")],
-    engine: EngineOption = "llamacpp",
+    engine: RealEngineOption = None,
     openai: OpenAIOption = None,
     max_tokens: Annotated[
         int, typer.Option(min=1, max=100_000, help="Longest answer, tokens.")
@@ -118,9 +118,7 @@ def command(
     URL a server that runs already answers.
     """
     configure_logs(verbose=verbose)
-    engines = choice_of(None if openai else engine, openai)
-    if engines is None:
-        raise ConfigError("a simulated engine has nothing to say: --engine llamacpp or --openai")
+    engines = real_choice_of(engine, openai, NOTHING_TO_SAY)
     if not question.strip():
         raise ConfigError("there is no question")
     plan = ChatPlan(question=question, engines=engines, max_tokens=max_tokens, is_quiet=json)

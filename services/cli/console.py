@@ -2,6 +2,7 @@
 
 import errno
 import json
+import math
 import os
 import shutil
 import sys
@@ -70,6 +71,11 @@ def how_to_activate() -> str:
     if shutil.which("hexflow", path=shell_path) or not script.exists():
         return ""
     return f"source {shown_path(script)}"
+
+
+def finite(value: float) -> float | None:
+    """Return the value, or None where JSON has no number for it."""
+    return value if math.isfinite(value) else None
 
 
 def print_json(value: dict[str, Any]) -> None:

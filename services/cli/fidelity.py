@@ -14,7 +14,19 @@ from rich.console import Console
 from rich.table import Table
 
 from services.cli import plots
-from services.cli.console import EXIT_INTERRUPTED, print_json, stderr_console, stdout_console
+from services.cli.console import (
+    EXIT_INTERRUPTED,
+    finite,
+    print_json,
+    stderr_console,
+    stdout_console,
+)
+from services.cli.engine_options import (
+    CoreOption,
+    OneOpenAIOption,
+    RealEngineOption,
+    on_one_core,
+)
 from services.cli.fidelity_runs import (
     RecordingTally,
     RunTimings,
@@ -27,14 +39,10 @@ from services.cli.fidelity_runs import (
 from services.cli.interrupts import run_until_stopped, until_stopped, with_end
 from services.cli.options import JsonOption, VerboseOption, configure_logs
 from services.cli.profiling import Profile, errors_json, profile_engine
-from services.cli.progress import live_progress
+from services.cli.progress import JobProgress, live_progress
 from services.cli.real_engines import (
-    CoreOption,
     EngineChoice,
-    EngineOption,
     Fleet,
-    OpenAIOption,
-    on_one_core,
     open_real,
 )
 from shared.adapters.clock import SystemClock
@@ -109,9 +117,10 @@ async def measure_fidelity(
     whole = msgspec.structs.replace(plan.engines, is_bounded=False)
     async with open_real(whole, console) as engines:
         spec = engines.specs[0]
-        console.print("profiling ...", style="dim")
         async with engines.open_engine(spec, SystemClock()) as engine:
-            profile = await until_stopped(profile_engine(engine, spec, seed=plan.seed), stop)
+            profile = await until_stopped(
+                profile_engine(engine, spec, JobProgress(console), plan.seed), stop
+            )
         results = [
             await _at_load(plan, profile, engines, load, console, stop)
             for load in plan.loads
@@ -186,7 +195,7 @@ def fidelity_json(profile: Profile, results: list[LoadResult]) -> dict[str, Any]
         "loads": [
             {
                 "load": one.load,
-                **{name: _number(value) for name, value in one.errors.items()},
+                **{name: finite(round(value, 5)) for name, value in one.errors.items()},
                 "repeat_noise": round(one.noise, 5),
                 "is_void": one.is_void,
                 "rate_qps": round(one.rate_qps, 5),
@@ -201,11 +210,6 @@ def fidelity_json(profile: Profile, results: list[LoadResult]) -> dict[str, Any]
             "repeat_noise": round(profile.noise, 5),
         },
     }
-
-
-def _number(value: float) -> float | None:
-    """Return a number as JSON has it; None: there was nothing to measure it by."""
-    return round(value, 5) if math.isfinite(value) else None
 
 
 def fidelity_table(results: list[LoadResult]) -> Table:
@@ -251,11 +255,12 @@ def _steps(run: RunTimings) -> tuple[list[float], list[float]]:
 
 @app.command()
 def command(
-    engine: EngineOption = "llamacpp",
-    openai: OpenAIOption = None,
-    loads: Annotated[str, typer.Option(help="Shares of the knee, separated by commas.")] = (
-        "0.3,0.6,0.9"
-    ),
+    engine: RealEngineOption = None,
+    openai: OneOpenAIOption = None,
+    loads: Annotated[
+        str,
+        typer.Option(help="Shares of the knee (the rate that saturates the engine), with commas."),
+    ] = "0.3,0.6,0.9",
     queries: Annotated[int, typer.Option(min=5, help="Queries per run.")] = 60,
     repeats: Annotated[
         int, typer.Option(min=1, help="Real runs per load; their difference is the noise.")
@@ -274,9 +279,7 @@ def command(
     machine.
     """
     configure_logs(verbose=verbose)
-    choice = on_one_core(engine, openai, core)
-    if choice is None:
-        raise ConfigError("a simulated engine is the simulator itself")
+    choice = on_one_core(engine, openai, core, "a simulated engine is the simulator itself")
     plan = FidelityPlan(
         engines=choice,
         loads=parse_loads(loads),

@@ -11,6 +11,14 @@ from shared.errors import ConfigError
 from shared.runtime import logs
 from shared.runtime.settings import MeshSettings, load
 
+NamedFleetOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME|FILE",
+        help="hetero-1 (the default), hetero-2, homogeneous, or a fleet file (TOML); with real "
+        "engines: the file that hexflow profile wrote of them.",
+    ),
+]
 FleetOption = Annotated[
     str,
     typer.Option(

@@ -25,8 +25,6 @@ OPENING_WORDS = 6
 MIXED_CALLS = 24
 LONGEST_PROMPT_S = 3.0
 
-Report = Callable[[int, int], None]
-
 
 class PlannedCall(msgspec.Struct, frozen=True, kw_only=True):
     """A call of the experiment.
@@ -87,7 +85,7 @@ def full_scale(spec: InstanceSpec) -> Scale:
     affordable = round(LONGEST_PROMPT_S / spec.latency.prefill_s_per_token)
     longest = max(64, min(spec.max_context_tokens // 2, affordable))
     lengths = sorted({12, 24, 48, longest // 4, longest // 2, longest})
-    batches = {size for size in (2, 4, 8, 16, 32, 64) if size <= spec.max_num_seqs}
+    batches = {size for size in (2, 3, 4, 8, 16, 32, 64) if size <= spec.max_num_seqs}
     return Scale(
         lengths=tuple(lengths),
         batches=tuple(sorted({*batches, spec.max_num_seqs} - {1})[-5:]),
@@ -214,21 +212,22 @@ class Prober:
         """
         await self._run_one(PlannedCall(input_tokens=16, output_tokens=4), time.perf_counter())
 
-    async def run(self, plan: Plan, report: Report = lambda _, __: None) -> list[list[ProbedCall]]:
+    async def run(
+        self, plan: Plan, advance: Callable[[], None] = lambda: None
+    ) -> list[list[ProbedCall]]:
         """Return what happened to every call of every run.
 
         Args:
             plan: What to run.
-            report: Told how many runs are done, of how many.
+            advance: Called after every run.
 
         Raises:
             GenerationFailed: A call failed: there is no profile then.
         """
         runs = []
-        for index, planned in enumerate(plan):
-            report(index, len(plan))
+        for planned in plan:
             runs.append(await self._run_together(planned))
-        report(len(plan), len(plan))
+            advance()
         return runs
 
     async def _run_together(self, planned: Sequence[PlannedCall]) -> list[ProbedCall]:

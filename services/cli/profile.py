@@ -7,10 +7,10 @@ from typing import Annotated
 import msgspec
 import typer
 from rich.console import Console
-from rich.progress import Progress
 
 from services.cli import plots
 from services.cli.console import print_json, stderr_console, stdout_console
+from services.cli.engine_options import OpenAIOption, RealEngineOption, real_choice_of
 from services.cli.interrupts import run_until_stopped
 from services.cli.options import JsonOption, VerboseOption, configure_logs
 from services.cli.profiling import (
@@ -20,14 +20,8 @@ from services.cli.profiling import (
     profile_json,
     profile_table,
 )
-from services.cli.real_engines import (
-    EngineChoice,
-    EngineOption,
-    Fleet,
-    OpenAIOption,
-    choice_of,
-    open_real,
-)
+from services.cli.progress import JobProgress
+from services.cli.real_engines import EngineChoice, Fleet, open_real
 from shared.adapters.clock import SystemClock
 from shared.errors import ConfigError
 from shared.simulation.fleets import dump_fleet
@@ -58,14 +52,7 @@ async def profile_fleet(choice: EngineChoice, seed: int, console: Console) -> li
 async def _profile(engines: Fleet, index: int, seed: int, console: Console) -> Profile:
     spec = engines.specs[index]
     async with engines.open_engine(spec, SystemClock()) as engine:
-        with Progress(console=console, transient=True) as progress:
-            task = progress.add_task(f"profiling {spec.instance_id}")
-            return await profile_engine(
-                engine,
-                spec,
-                lambda done, total: progress.update(task, completed=done, total=total),
-                seed,
-            )
+        return await profile_engine(engine, spec, JobProgress(console), seed)
 
 
 def write_profile(profiles: list[Profile], path: Path) -> None:
@@ -111,7 +98,7 @@ def check_writable(path: Path) -> None:
 
 @app.command()
 def command(
-    engine: EngineOption = "llamacpp",
+    engine: RealEngineOption = None,
     openai: OpenAIOption = None,
     out: Annotated[
         Path, typer.Option("--out", "-o", help="The fleet file to write; a plot goes beside it.")
@@ -127,9 +114,9 @@ def command(
     fitted to it. Nothing else should use the engine or its cores meanwhile.
     """
     configure_logs(verbose=verbose)
-    choice = choice_of(None if openai else engine, openai)
-    if choice is None:
-        raise ConfigError("a simulated engine's speed is what its fleet file says")
+    choice = real_choice_of(
+        engine, openai, "a simulated engine's speed is what its fleet file says"
+    )
     check_writable(out)  # better told now than after minutes
     console = stderr_console()
     profiles = run_until_stopped(lambda _: profile_fleet(choice, seed, console), is_graceful=False)

@@ -1,7 +1,7 @@
 """Profiles one instance: runs the designed experiment and fits its latency model."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from statistics import mean, median
 from typing import Any
 
@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from rich.table import Table
 
 from services.cli.probing import Plan, PlannedCall, Prober, full_scale, is_mixed, plan_experiment
+from services.cli.progress import JobProgress
 from shared.domain.instance import InstanceSpec, LatencyModel
 from shared.errors import ConfigError, GenerationFailed
 from shared.ports import Engine
@@ -26,8 +27,6 @@ from shared.simulation.latency_fit import (
 )
 
 BLUE, ORANGE, GREY = "#0b6e99", "#d9730d", "#6b6b6b"
-
-Report = Callable[[int, int], None]
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,14 +63,14 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def profile_engine(
-    engine: Engine, spec: InstanceSpec, report: Report = lambda _, __: None, seed: int = 0
+    engine: Engine, spec: InstanceSpec, progress: JobProgress, seed: int = 0
 ) -> Profile:
     """Run the experiment on an engine that nothing else uses, and fit its latency model.
 
     Args:
         engine: What is measured.
         spec: Its description; its speed is a first guess, by which the mixed runs are paced.
-        report: Told how many runs are done, of how many.
+        progress: Where it is shown how many runs are done, of how many.
         seed: Of the mixed runs.
 
     Raises:
@@ -82,7 +81,8 @@ async def profile_engine(
     try:
         await prober.warm_up()
         await prober.run((_largest_batch(plan),))  # not counted: a size costs more the first time
-        runs = await prober.run(plan, report)
+        with progress.stage(f"profiling {spec.instance_id}, runs", len(plan)) as advance:
+            runs = await prober.run(plan, advance)
     except* GenerationFailed as exc:
         raise ConfigError(f"{spec.instance_id} cannot be profiled: {exc.exceptions[0]}") from exc
     mixed = [run for planned, run in zip(plan, runs, strict=True) if is_mixed(planned)]

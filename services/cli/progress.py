@@ -2,11 +2,21 @@
 
 import asyncio
 import math
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.text import Text
 
 from services.cli.tally import KINDS, Tally
@@ -112,3 +122,59 @@ async def warn_when_stalled(console: Console, tally: Tally, quiet_s: float) -> N
             )
         seen = num
         await asyncio.sleep(quiet_s)
+
+
+class JobProgress:
+    """Shows how far many jobs are: a bar on a terminal, else a line now and then.
+
+    Args:
+        console: Where to.
+        quiet: Show nothing.
+    """
+
+    def __init__(self, console: Console, *, quiet: bool = False) -> None:
+        self._console = console
+        self._quiet = quiet
+
+    @contextmanager
+    def stage(self, label: str, total: int) -> Iterator[Callable[[], None]]:
+        """Show one stage; the block calls what it is given after every job."""
+        if self._quiet or total == 0:
+            yield lambda: None
+        elif self._console.is_terminal:
+            with self._bar() as bar:
+                task = bar.add_task(label, total=total)
+                yield lambda: bar.advance(task)
+        else:
+            yield _Lines(self._console, label, total).advance
+
+    def _bar(self) -> Progress:
+        return Progress(
+            TextColumn("[bold]{task.description}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(compact=True),
+            console=self._console,
+        )
+
+
+class _Lines:
+    """Plain lines, at most one every few seconds."""
+
+    def __init__(self, console: Console, label: str, total: int) -> None:
+        self._console = console
+        self._label = label
+        self._total = total
+        self._done = 0
+        self._started_s = self._said_s = time.monotonic()
+
+    def advance(self) -> None:
+        """Count one job."""
+        self._done += 1
+        now_s = time.monotonic()
+        if self._done == self._total or now_s - self._said_s >= LINE_EVERY_S:
+            self._said_s = now_s
+            spent_s = now_s - self._started_s
+            self._console.print(f"{self._label}: {self._done}/{self._total} in {spent_s:.0f} s")

@@ -6,21 +6,18 @@ wrote, or else by a few short calls at the start.
 
 import asyncio
 import os
-import sys
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
 import msgspec
-import typer
 from rich.console import Console
 
 from services.cli.cores import left_alone
 from services.cli.probing import Prober, plan_experiment, quick_scale
-from services.cli.under_vllm import has_vllm, run_there
 from services.cli.workload import load_fleet
 from shared.adapters.clock import SystemClock
 from shared.adapters.llamacpp_server import LlamaCppParams, LlamaCppServer
@@ -42,30 +39,14 @@ from shared.scheduling.knee import knee_calls
 from shared.simulation.latency_fit import fit_latency
 
 STARTUP_S = 5.0
+MEASURING_S = 60.0
+GUESSING = "asking {} a few short calls, for a first guess of its speed ..."
 VLLM_BATCH_TOKENS = 512
 VLLM_BLOCK_TOKENS = 32
 EngineName = Literal["llamacpp", "openai", "vllm"]
 OpenEngine = Callable[[InstanceSpec, Clock], AbstractAsyncContextManager[Engine]]
 ReadLoad = Callable[[str], Awaitable[ServerLoad | None]]
 """Instance -> what its engine's own metrics say; None where it has none."""
-EngineOption = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NAME",
-        help="simulated; llamacpp or vllm: a real small model on this machine's CPU.",
-    ),
-]
-OpenAIOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="URL",
-        help="A server with an OpenAI-compatible API that runs already (vLLM, SGLang, llama.cpp); "
-        "may be given several times. Its key: OPENAI_API_KEY.",
-    ),
-]
-CoreOption = Annotated[
-    int | None, typer.Option(min=0, help="Hold the engine on this core; default: the last.")
-]
 PLACEHOLDER = LatencyModel(prefill_s_per_token=1e-3, weights_s=0.02)
 
 
@@ -247,7 +228,7 @@ async def _own_vllm(choice: EngineChoice, console: Console) -> AsyncIterator[Fle
         if choice.fleet is not None:
             (spec,) = _listed(choice.fleet, 1)
         else:
-            console.print("measuring how fast it is: a few short calls ...", style="dim")
+            console.print(GUESSING.format("vllm-0"), style="dim")
             spec = await measured_quickly(engine, engine.spec, choice)
 
         @asynccontextmanager
@@ -272,13 +253,18 @@ async def _describe(
 ) -> tuple[InstanceSpec, ...]:
     if choice.fleet is not None:
         return _listed(choice.fleet, len(named))
-    console.print("measuring how fast it is: a few short calls ...", style="dim")
-    return tuple([await _measured(name, params, choice) for name, params in named.items()])
+    specs = []
+    for name, params in named.items():
+        console.print(GUESSING.format(name), style="dim")
+        specs.append(await _measured(name, params, choice))
+    return tuple(specs)
 
 
 async def _measured(instance_id: str, params: OpenAIParams, choice: EngineChoice) -> InstanceSpec:
     """Return a server's description, its speed from a few calls."""
-    async with OpenAIEngine.open(blank_spec(instance_id), params, SystemClock()) as engine:
+    # Three tries of five minutes each would be long for a server that hangs.
+    prompt = replace(params, first_token_s=MEASURING_S, idle_s=MEASURING_S, retries=0)
+    async with OpenAIEngine.open(blank_spec(instance_id), prompt, SystemClock()) as engine:
         spec = msgspec.structs.replace(engine.spec, model=engine.model)
         return await measured_quickly(engine, spec, choice)
 
@@ -332,60 +318,6 @@ def _worker_variables(params: OpenAIParams) -> dict[str, str]:
     return found
 
 
-def _api_key() -> str | None:
-    """Return the key for the servers: a command line would show it to everybody."""
-    return os.environ.get("OPENAI_API_KEY") or None
-
-
 def count_of(specs: Sequence[InstanceSpec], noun: str) -> str:
     """Return `1 worker`, `2 workers`."""
     return f"{len(specs)} {noun}" + ("" if len(specs) == 1 else "s")
-
-
-def choice_of(
-    engine: str | None, openai: Sequence[str] | None, *, fleet: str | None = None
-) -> EngineChoice | None:
-    """Return the engines that a command's options choose; None: simulated ones.
-
-    Raises:
-        ConfigError: The options contradict each other.
-    """
-    path = Path(fleet) if fleet else None
-    if openai and engine not in (None, "openai"):
-        raise ConfigError(f"--openai names servers, --engine {engine} starts one: use one of them")
-    if openai:
-        return EngineChoice(engine="openai", urls=tuple(openai), fleet=path, api_key=_api_key())
-    if engine in (None, "simulated"):
-        return None
-    if engine == "llamacpp":
-        return EngineChoice(engine="llamacpp", fleet=path)
-    if engine == "vllm":
-        if not has_vllm():
-            raise typer.Exit(run_there(lambda text: print(f"{text} ...", file=sys.stderr)))
-        return EngineChoice(engine="vllm", fleet=path)
-    if engine == "openai":
-        raise ConfigError("which servers? --openai URL names one")
-    raise ConfigError(f"no engine {engine!r}; there are simulated, llamacpp and vllm")
-
-
-def on_one_core(
-    engine: str | None, openai: Sequence[str] | None, core: int | None
-) -> EngineChoice | None:
-    """Return the engines to measure, one that is started here held on a core; None: simulated ones.
-
-    Args:
-        engine: As `--engine` says, or its default; servers that are named come first.
-        openai: Servers that run already.
-        core: The core; None: the last.
-
-    Raises:
-        ConfigError: The options contradict each other.
-    """
-    choice = choice_of(None if openai else engine, openai)
-    if choice is None or choice.engine == "openai":
-        return choice
-    usable = sorted(os.sched_getaffinity(0))
-    if core is not None and core not in usable:
-        raise ConfigError(f"--core {core}: this command may use {', '.join(map(str, usable))}")
-    cores = (usable[-1] if core is None else core,)
-    return msgspec.structs.replace(choice, cores=cores, num_threads=1)

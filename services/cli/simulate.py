@@ -7,11 +7,11 @@ import msgspec
 import typer
 from rich.table import Table
 
-from services.cli.console import counted, print_json, stdout_console
+from services.cli.console import counted, finite, print_json, stdout_console
 from services.cli.lab import options
 from services.cli.lab.bench import RECORDED, Workbench, recorded_qps
 from services.cli.lab.gantt import gantt_figure, stage_names
-from services.cli.lab.jsonable import measured_json, number
+from services.cli.lab.jsonable import measured_json
 from services.cli.lab.rates import parse_rates
 from services.cli.lab.setting import Cell, Setting, Setup, Variant
 from services.cli.lab.steady import Measured, Window, measure
@@ -197,11 +197,11 @@ def calls_json(result: RunResult, scenario: Scenario) -> list[dict[str, Any]]:
             "stage": stages[index],
             "stage_index": int(result.call_stage[index]),
             "instance": names[place] if (place := int(result.call_instance[index])) >= 0 else None,
-            "ready_s": number(float(result.ready_s[index])),
-            "dispatched_s": number(float(result.dispatched_s[index])),
-            "started_s": number(float(result.started_s[index])),
-            "first_token_s": number(float(result.first_token_s[index])),
-            "end_s": number(float(result.call_end_s[index])),
+            "ready_s": finite(float(result.ready_s[index])),
+            "dispatched_s": finite(float(result.dispatched_s[index])),
+            "started_s": finite(float(result.started_s[index])),
+            "first_token_s": finite(float(result.first_token_s[index])),
+            "end_s": finite(float(result.call_end_s[index])),
             "input_tokens": int(result.input_tokens[index]),
             "cached_tokens": int(result.cached_tokens[index]),
             "output_tokens": int(result.output_tokens[index]),

@@ -10,6 +10,7 @@ from typing import Any, get_args
 
 import msgspec
 
+from services.cli.console import finite
 from shared.contracts.messages import CallOutcome, OutcomeKind
 from shared.scheduling.attainment import QueryEnd, Summary, percentile, summarize
 
@@ -150,11 +151,6 @@ class Tally:
             "mean_hops_s": finite(self.mean_hops_s()),
             "reasons": dict(sorted(self.reasons.items())),
         }
-
-
-def finite(value: float) -> float | None:
-    """Return the value, or None where JSON has no number for it."""
-    return value if math.isfinite(value) else None
 
 
 def _counts(counter: Counter[str]) -> dict[str, int]:

@@ -8,11 +8,10 @@ import msgspec
 import typer
 from rich.table import Table
 
-from services.cli.console import print_json, stderr_console, stdout_console
+from services.cli.console import finite, print_json, stderr_console, stdout_console
 from services.cli.interrupts import run_until_stopped
 from services.cli.options import FleetOption, JsonOption, NamedKafkaOption, OutOption, mesh_settings
 from services.cli.remote import open_remote
-from services.cli.tally import finite
 from services.cli.tuning_window import (
     TuningWindow,
     events_text,

@@ -22,6 +22,7 @@ from services.cli.embedded import (
     open_embedded,
     open_mesh_on,
 )
+from services.cli.engine_options import EngineOption, OpenAIOption, choice_of
 from services.cli.gateway_options import (
     GatewayOption,
     PortOption,
@@ -32,7 +33,7 @@ from services.cli.gateway_options import (
 from services.cli.interrupts import run_until_stopped
 from services.cli.options import (
     AlphaOption,
-    FleetOption,
+    NamedFleetOption,
     PolicyOption,
     TimeScaleOption,
     VerboseOption,
@@ -42,15 +43,7 @@ from services.cli.options import (
 from services.cli.processes import STOP_WITHIN_S, ProcessesParams, ProcessMesh, open_processes
 from services.cli.producer_sample import sample_producer
 from services.cli.progress import status_text
-from services.cli.real_engines import (
-    EngineChoice,
-    EngineOption,
-    Fleet,
-    OpenAIOption,
-    choice_of,
-    count_of,
-    fleet_of,
-)
+from services.cli.real_engines import EngineChoice, Fleet, count_of, fleet_of
 from services.cli.session import MeshAccess, drive, new_run_id
 from services.cli.tally import Tally
 from services.cli.text2sql.databases import check_databases, databases_named
@@ -311,7 +304,7 @@ async def _stopped_within(wall_s: float, stop: asyncio.Event) -> bool:
 
 @app.command()
 def command(
-    fleet: FleetOption = DEFAULT_FLEET,
+    fleet: NamedFleetOption = None,
     engine: EngineOption = None,
     openai: OpenAIOption = None,
     policy: PolicyOption = None,
@@ -366,7 +359,7 @@ def command(
     if db and kafka is not None:
         raise ConfigError("--db goes without --kafka; there: python -m services.text2sql")
     plan = UpPlan(
-        fleet=fleet,
+        fleet=fleet or DEFAULT_FLEET,
         policy=policy or DEFAULT_POLICY,
         alpha=alpha if alpha is not None else DEFAULT_ALPHA,
         time_scale=time_scale,
@@ -376,7 +369,7 @@ def command(
         ),
         dispatchers=dispatchers,
         rate_qps=rate,
-        engines=choice_of(engine, openai, fleet=None if fleet == DEFAULT_FLEET else fleet),
+        engines=choice_of(engine, openai, fleet=fleet),
         databases=databases_named(db or ()),
         gateway_port=port_of(wanted=gateway, port=port),
     )

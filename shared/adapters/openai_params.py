@@ -6,6 +6,7 @@ from urllib.parse import urlsplit
 from shared.errors import ConfigError
 
 MIB = 1024 * 1024
+ENDPOINTS = ("/chat/completions", "/completions", "/responses", "/embeddings", "/models")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -13,7 +14,7 @@ class OpenAIParams:
     """One server. Durations are wall seconds.
 
     Raises:
-        ConfigError: The address is no http or https URL, or holds credentials.
+        ConfigError: The address is no http or https URL, holds credentials, or names one path.
     """
 
     url: str
@@ -57,6 +58,10 @@ class OpenAIParams:
         parts = urlsplit(self.url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ConfigError(f"{self.url!r} is no server's address; give http://HOST:PORT")
+        for path in ENDPOINTS:
+            if parts.path.rstrip("/").endswith(path):
+                base = self.url[: self.url.index(path)].removesuffix("/v1")
+                raise ConfigError(f"{self.url!r} is one path of a server; give {base}")
         if parts.username or parts.password:
             raise ConfigError("the server's address holds credentials; give the key as a setting")
 

@@ -392,6 +392,14 @@ def test_a_wrong_address_is_refused(url: str):
         OpenAIParams(url=url)
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions/", "/v1/models"])
+@pytest.mark.parametrize("base", ["http://host:1", "https://host/behind"])
+def test_an_address_of_one_path_is_refused_with_the_right_one(base: str, path: str):
+    """Many have the whole path at hand; they are told what to give."""
+    with pytest.raises(ConfigError, match=f"give {base}$"):
+        OpenAIParams(url=base + path)
+
+
 OLD_VLLM = VLLM_METRICS.replace("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")
 LLAMA_CPP = "llamacpp:requests_processing {running}\nllamacpp:requests_deferred {waiting}\n"
 

@@ -5,9 +5,9 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from services.cli.console import stderr_console
-from services.cli.lab.pool import JobProgress
 from services.cli.lab.setting import Cell, Job, Row, Setting, Setup, Variant
 from services.cli.lab.steady import InstanceUse, Measured
+from services.cli.progress import JobProgress
 from services.cli.workload import generated, load_fleet
 
 FLEETS = {"hetero-1": load_fleet("hetero-1"), "homogeneous": load_fleet("homogeneous")}

@@ -1,8 +1,8 @@
 """The lab's results as JSON objects for scripts: `null` where there is no number."""
 
-import math
 from typing import Any
 
+from services.cli.console import finite
 from services.cli.lab.comparison import Comparison, Entry
 from services.cli.lab.intervals import Interval
 from services.cli.lab.setting import Cell
@@ -20,7 +20,7 @@ def comparison_json(found: Comparison) -> dict[str, Any]:
                 "policy": curve.policy,
                 "alpha": curve.alpha,
                 "points": [
-                    {"alpha": alpha, "p95_s": number(p95_s), "attainment": curve.attainment[alpha]}
+                    {"alpha": alpha, "p95_s": finite(p95_s), "attainment": curve.attainment[alpha]}
                     for alpha, p95_s in curve.p95_s.items()
                 ],
             }
@@ -32,17 +32,17 @@ def comparison_json(found: Comparison) -> dict[str, Any]:
 def measured_json(measured: Measured) -> dict[str, Any]:
     """Return the numbers of one run."""
     return {
-        "p50_s": number(measured.p50_s),
-        "p95_s": number(measured.p95_s),
-        "p99_s": number(measured.p99_s),
-        "mean_s": number(measured.mean_s),
+        "p50_s": finite(measured.p50_s),
+        "p95_s": finite(measured.p95_s),
+        "p99_s": finite(measured.p99_s),
+        "mean_s": finite(measured.mean_s),
         "attainment": measured.attainment,
         "goodput_qps": measured.goodput_qps,
         "utilisation": measured.utilisation,
         "completed": measured.completed,
         "queries": measured.num_queries,
-        "slo_scale_p95": number(measured.scale95),
-        "slo_scale_p99": number(measured.scale99),
+        "slo_scale_p95": finite(measured.scale95),
+        "slo_scale_p99": finite(measured.scale99),
         "per_tenant": {name: {"attainment": met} for name, met in measured.tenants.items()},
         "per_instance": {
             name: {
@@ -57,11 +57,6 @@ def measured_json(measured: Measured) -> dict[str, Any]:
             for name, one in measured.instances.items()
         },
     }
-
-
-def number(value: float) -> float | None:
-    """Return a number, or None where there is none."""
-    return value if math.isfinite(value) else None
 
 
 def _run(found: Comparison, entry: Entry) -> dict[str, Any]:
@@ -104,7 +99,7 @@ def _summary(found: Comparison, setting: Any) -> dict[str, Any]:
                 "sustains_highest_rate": all(found.censored(setting, contender)[1]),
                 "sustains_lowest_rate": not any(found.censored(setting, contender)[0]),
                 "tightest_slo_scale": {
-                    f"{target:g}": [number(scale) for scale in scales]
+                    f"{target:g}": [finite(scale) for scale in scales]
                     for target, scales in found.scales[setting, contender].items()
                 },
             }
@@ -114,4 +109,4 @@ def _summary(found: Comparison, setting: Any) -> dict[str, Any]:
 
 
 def _interval(value: Interval) -> dict[str, Any]:
-    return {"mean": number(value.mean), "half_width_95": number(value.half), "seeds": value.num}
+    return {"mean": finite(value.mean), "half_width_95": finite(value.half), "seeds": value.num}

@@ -3,8 +3,7 @@
 import multiprocessing
 import os
 import signal
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -12,21 +11,13 @@ from typing import Protocol
 
 import msgspec
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 
 from services.cli.lab.bench import Workbench
 from services.cli.lab.setting import Job, Row, Setup
+from services.cli.progress import JobProgress
 from shared.errors import MeshError
 from shared.simulation.simulator import CoreName
 
-LINE_EVERY_S = 10.0
 # A compiled run takes no time, but loading the code takes about as long as this many queries.
 QUERIES_WORTH_COMPILING = 3_000
 
@@ -58,7 +49,7 @@ class LocalRunner:
         progress: Where progress is shown.
     """
 
-    def __init__(self, setup: Setup, progress: "JobProgress") -> None:
+    def __init__(self, setup: Setup, progress: JobProgress) -> None:
         self._bench = Workbench(setup)
         self._progress = progress
         self._num_queries = setup.num_queries or max(map(len, setup.traces.values()))
@@ -84,7 +75,7 @@ class ProcessRunner:
         progress: Where progress is shown.
     """
 
-    def __init__(self, executor: ProcessPoolExecutor, progress: "JobProgress") -> None:
+    def __init__(self, executor: ProcessPoolExecutor, progress: JobProgress) -> None:
         self._executor = executor
         self._progress = progress
 
@@ -141,62 +132,6 @@ def open_runner(
         executor.shutdown(wait=False, cancel_futures=True)
         for child in multiprocessing.active_children():
             child.terminate()
-
-
-class JobProgress:
-    """Shows how far the lab is: a bar on a terminal, else a line now and then.
-
-    Args:
-        console: Where to.
-        quiet: Show nothing.
-    """
-
-    def __init__(self, console: Console, *, quiet: bool = False) -> None:
-        self._console = console
-        self._quiet = quiet
-
-    @contextmanager
-    def stage(self, label: str, total: int) -> Iterator[Callable[[], None]]:
-        """Show one stage; the block calls what it is given after every job."""
-        if self._quiet or total == 0:
-            yield lambda: None
-        elif self._console.is_terminal:
-            with self._bar() as bar:
-                task = bar.add_task(label, total=total)
-                yield lambda: bar.advance(task)
-        else:
-            yield _Lines(self._console, label, total).advance
-
-    def _bar(self) -> Progress:
-        return Progress(
-            TextColumn("[bold]{task.description}"),
-            BarColumn(bar_width=24),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(compact=True),
-            console=self._console,
-        )
-
-
-class _Lines:
-    """Plain lines, at most one every few seconds."""
-
-    def __init__(self, console: Console, label: str, total: int) -> None:
-        self._console = console
-        self._label = label
-        self._total = total
-        self._done = 0
-        self._started_s = self._said_s = time.monotonic()
-
-    def advance(self) -> None:
-        """Count one job."""
-        self._done += 1
-        now_s = time.monotonic()
-        if self._done == self._total or now_s - self._said_s >= LINE_EVERY_S:
-            self._said_s = now_s
-            spent_s = now_s - self._started_s
-            self._console.print(f"{self._label}: {self._done}/{self._total} in {spent_s:.0f} s")
 
 
 def default_processes() -> int:

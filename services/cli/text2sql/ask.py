@@ -16,6 +16,12 @@ from services.cli.console import (
     stderr_console,
     stdout_console,
 )
+from services.cli.engine_options import (
+    NOTHING_TO_SAY,
+    OpenAIOption,
+    RealEngineOption,
+    real_choice_of,
+)
 from services.cli.interrupts import run_until_stopped
 from services.cli.options import (
     JsonOption,
@@ -25,7 +31,6 @@ from services.cli.options import (
     configure_logs,
     mesh_settings,
 )
-from services.cli.real_engines import EngineOption, OpenAIOption, choice_of
 from services.cli.text2sql.databases import database_named, is_plain_name
 from services.cli.text2sql.mesh import AgentPlan, open_agent_mesh
 from services.cli.text2sql.shown import (
@@ -90,7 +95,7 @@ def command(
         ),
     ],
     hint: Annotated[str, typer.Option(help="What one has to know beside the question.")] = "",
-    engine: EngineOption = "llamacpp",
+    engine: RealEngineOption = None,
     openai: OpenAIOption = None,
     model: Annotated[str, typer.Option(help="Model to ask for, where several are served.")] = "",
     kafka: NamedKafkaOption = None,
@@ -117,9 +122,9 @@ def command(
         raise ConfigError("there is no question")
     if (kafka is None) != (redis is None):
         raise ConfigError("--kafka and --redis go together")
-    engines = choice_of(None if openai else engine, openai)
-    if kafka is None and engines is None:
-        raise ConfigError("a simulated engine has nothing to say: --engine llamacpp or --openai")
+    if kafka is not None and (engine or openai):
+        raise ConfigError("--kafka asks a mesh that runs already: leave --engine and --openai out")
+    engines = None if kafka is not None else real_choice_of(engine, openai, NOTHING_TO_SAY)
     if workflow is not None:
         load_definition(workflow)  # told now, and not when a model has been started
     is_theirs = kafka is not None and is_plain_name(db)

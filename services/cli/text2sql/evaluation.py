@@ -10,13 +10,18 @@ from typing import Annotated, Any
 import msgspec
 import typer
 from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 
 from services.cli.console import check_output, print_json, stderr_console, stdout_console
+from services.cli.engine_options import (
+    NOTHING_TO_SAY,
+    OpenAIOption,
+    RealEngineOption,
+    real_choice_of,
+)
 from services.cli.interrupts import run_until_stopped
 from services.cli.options import JsonOption, VerboseOption, configure_logs
-from services.cli.real_engines import EngineOption, OpenAIOption, choice_of
+from services.cli.progress import JobProgress
 from services.cli.text2sql.ask import TraceOption
 from services.cli.text2sql.databases import database_named
 from services.cli.text2sql.mesh import AgentPlan, open_agent_mesh, unseen
@@ -70,8 +75,8 @@ async def evaluate(plan: EvalPlan, console: Console, *, quiet: bool) -> list[Sco
             for name, url in plan.agent.databases.items()
         }
         asking = await stack.enter_async_context(open_agent_mesh(plan.agent, console))
-        progress = stack.enter_context(Progress(console=console, disable=quiet))
-        task = progress.add_task("questions", total=len(plan.questions))
+        progress = JobProgress(console, quiet=quiet)
+        advance = stack.enter_context(progress.stage("questions", len(plan.questions)))
         slots = asyncio.Semaphore(plan.concurrency)
         scores: list[Score] = []
 
@@ -79,7 +84,7 @@ async def evaluate(plan: EvalPlan, console: Console, *, quiet: bool) -> list[Sco
             async with slots:
                 result = await asking(_request(plan, question), unseen)
             scores.append(await _score(databases[question.database], question, result))
-            progress.advance(task)
+            advance()
 
         async with asyncio.TaskGroup() as group:
             for question in plan.questions:
@@ -179,7 +184,7 @@ def command(
             help="Answer with the scripted model: deterministic, for tests of the agent itself.",
         ),
     ] = False,
-    engine: EngineOption = "llamacpp",
+    engine: RealEngineOption = None,
     openai: OpenAIOption = None,
     model: Annotated[str, typer.Option(help="Model to ask for, where several are served.")] = "",
     limit: Annotated[int | None, typer.Option(min=1, help="Most questions of each file.")] = None,
@@ -202,11 +207,9 @@ def command(
     """
     configure_logs(verbose=verbose)
     check_output(trace)
-    if scripted and (openai or model or engine != "llamacpp"):
+    if scripted and (openai or model or engine):
         raise ConfigError("--scripted answers by itself: leave --engine, --openai and --model out")
-    engines = None if scripted else choice_of(None if openai else engine, openai)
-    if not scripted and engines is None:
-        raise ConfigError("a simulated engine has nothing to say: --scripted or a real engine")
+    engines = None if scripted else real_choice_of(engine, openai, NOTHING_TO_SAY)
     databases, questions = _plan_questions(load_questions(files or ()), limit)
     plan = EvalPlan(
         agent=AgentPlan(

@@ -51,7 +51,7 @@ class AgentPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         databases: Name -> address; none: the agents of the mesh that runs already are asked.
-        engines: Real engines; None: the scripted model.
+        engines: Real engines; None: the scripted model, or with `settings` the mesh's own.
         questions: What the scripted model knows.
         settings: A mesh that runs already; None: one in this process.
         model: Model to ask for; empty: what the engines serve.
@@ -120,7 +120,8 @@ async def open_agent_mesh(plan: AgentPlan, console: Console) -> AsyncIterator[As
 
 def _params(plan: AgentPlan, fleet: Sequence[InstanceSpec]) -> AgentParams:
     model = plan.model or fleet[0].model
-    params = agent_params(plan.databases, fleet, model=model, is_real=plan.engines is not None)
+    is_real = plan.engines is not None or plan.settings is not None
+    params = agent_params(plan.databases, fleet, model=model, is_real=is_real)
     return replace(
         params,
         workflow_files=plan.workflow_files,

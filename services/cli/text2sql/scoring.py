@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from services.cli.console import finite
 from services.cli.text2sql.shown import latency_s
 from services.text2sql.samples.writing import Question
 from services.text2sql.sql.database import Rows
@@ -73,9 +74,9 @@ def summary(scores: Sequence[Score]) -> dict[str, Any]:
         "kinds": dict(Counter(one.kind for one in results)),
         "first_candidates_wrong": sum(one.was_wrong_at_first for one in scores),
         "corrected": corrected,
-        "p50_s": _finite(percentile(times, 50)),
-        "p95_s": _finite(percentile(times, 95)),
-        "p99_s": _finite(percentile(times, 99)),
+        "p50_s": finite(percentile(times, 50)),
+        "p95_s": finite(percentile(times, 95)),
+        "p99_s": finite(percentile(times, 99)),
         "attainment": sum(
             one.kind == "completed" and latency_s(one) <= one.slo_s for one in results
         )
@@ -96,7 +97,3 @@ def summary(scores: Sequence[Score]) -> dict[str, Any]:
             if not one.is_right
         ],
     }
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None

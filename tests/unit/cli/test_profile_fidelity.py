@@ -2,12 +2,16 @@
 
 import asyncio
 import math
+from collections.abc import Callable
+from io import StringIO
 from pathlib import Path
 
 import msgspec
 import pytest
+from rich.console import Console
 
 from services.cli.capacity import capacity_qps
+from services.cli.engine_options import choice_of, on_one_core, real_choice_of
 from services.cli.fidelity import (
     METRICS,
     LoadResult,
@@ -28,7 +32,7 @@ from services.cli.interrupts import until_stopped
 from services.cli.probing import full_scale, is_mixed, plan_experiment, probe_call, quick_scale
 from services.cli.profile import check_writable, write_profile
 from services.cli.profiling import profile_engine, profile_figure
-from services.cli.real_engines import choice_of, on_one_core
+from services.cli.progress import JobProgress
 from shared.adapters.clock import SystemClock
 from shared.adapters.replayed_prompts import ReplayedPrompts, prompt_of, with_prompt
 from shared.adapters.simulated_engine import SimulatedEngine
@@ -131,16 +135,17 @@ async def test_a_profile_is_measured_written_and_drawn(tmp_path: Path):
     """The experiment runs on any engine; what it finds is a fleet file that loads again."""
     fast = LatencyModel(prefill_s_per_token=1e-4, weights_s=1e-3)
     spec = msgspec.structs.replace(SPEC, latency=fast, max_context_tokens=512)
-    steps: list[tuple[int, int]] = []
+    written = StringIO()
     async with SimulatedEngine.open(spec, SystemClock()) as engine:
         simulated = _Simulating(engine)
-        profile = await profile_engine(simulated, spec, lambda *step: steps.append(step))
+        profile = await profile_engine(simulated, spec, JobProgress(Console(file=written)))
     assert profile.num_calls == sum(map(len, profile.plan)) == sum(map(len, profile.runs))
     mixed = [run for run in profile.plan if is_mixed(run)]
     assert len(mixed) == 2
     assert profile.fit.num_calls == profile.num_calls - sum(map(len, mixed))
     assert 0 < profile.held_out.latency_median < 1
-    assert steps[-1] == (len(profile.plan), len(profile.plan))
+    num_runs = len(profile.plan)
+    assert f"profiling {spec.instance_id}, runs: {num_runs}/{num_runs}" in written.getvalue()
     assert 0 <= profile.noise < 1
     path = tmp_path / "deep" / "fleet.toml"
     write_profile([profile], path)
@@ -216,6 +221,39 @@ def test_engines_are_chosen_by_options(monkeypatch: pytest.MonkeyPatch):
     assert (chosen.urls, chosen.api_key) == (("http://a:1",), "secret")
 
 
+URL = "http://a:1"
+
+
+@pytest.mark.parametrize(
+    ("choose", "said"),
+    [
+        (lambda: choice_of("llamacp", None), "did you mean llamacpp"),
+        (lambda: choice_of("openai", None), "--openai URL"),
+        (lambda: choice_of("llamacpp", [URL]), "use one of them"),
+        (lambda: real_choice_of("vllm", [URL], ""), "use one of them"),
+        (lambda: choice_of("llamacpp", None, fleet="hetero-1"), "hexflow profile wrote"),
+        (lambda: choice_of(None, [URL], fleet="homogeneous"), "hexflow profile wrote"),
+        (lambda: real_choice_of("simulated", None, "of no use"), "of no use"),
+        (lambda: on_one_core(None, [URL, URL], None, ""), "one at a time"),
+        (lambda: on_one_core(None, [URL], 0, ""), "--core"),
+    ],
+)
+def test_options_that_contradict_each_other_are_refused(choose: Callable[[], object], said: str):
+    """None of them is left out without a word."""
+    with pytest.raises(ConfigError, match=said):
+        choose()
+
+
+def test_what_is_not_chosen_has_a_default():
+    """A command for real engines starts one when none is named; a fleet file comes with any."""
+    assert real_choice_of(None, None, "").engine == "llamacpp"
+    assert real_choice_of(None, [URL], "").urls == (URL,)
+    assert choice_of("simulated", None, fleet="hetero-2") is None
+    chosen = choice_of(None, [URL], fleet="out/profile.toml")
+    assert chosen is not None
+    assert chosen.fleet == Path("out/profile.toml")
+
+
 class _Telling(_Simulating):
     """An engine that tells counts of its own."""
 
@@ -237,7 +275,7 @@ async def test_a_profile_needs_counts(usage: Usage, said: str):
         engine = _Telling(simulated)
         engine.usage = usage
         with pytest.raises(ConfigError, match=said):
-            await profile_engine(engine, SPEC)
+            await profile_engine(engine, SPEC, JobProgress(Console(), quiet=True))
 
 
 async def test_a_wish_to_stop_ends_what_is_worth_nothing_by_halves():
@@ -260,7 +298,7 @@ async def test_a_wish_to_stop_ends_what_is_worth_nothing_by_halves():
 def test_a_core_that_is_not_there_is_refused():
     """The error names those that may be used."""
     with pytest.raises(ConfigError, match="--core 999: this command may use 0"):
-        on_one_core("llamacpp", None, 999)
+        on_one_core("llamacpp", None, 999, "")
 
 
 def test_what_was_not_measured_is_no_number():
