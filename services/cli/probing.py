@@ -24,6 +24,7 @@ from shared.simulation.latency_fit import ProbedCall
 OPENING_WORDS = 6
 MIXED_CALLS = 24
 LONGEST_PROMPT_S = 3.0
+STEPS_BETWEEN = 4.0
 
 
 class PlannedCall(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,7 +45,24 @@ class PlannedCall(msgspec.Struct, frozen=True, kw_only=True):
     prefix_tokens: int = 0
 
 
-Plan = tuple[tuple[PlannedCall, ...], ...]
+Run = tuple[PlannedCall, ...]
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """An experiment: runs between which the instance is idle.
+
+    Attributes:
+        fitted: What the latency model is fitted to.
+        held_out: Mixed runs, with random lengths and arrivals, on which it is judged.
+    """
+
+    fitted: tuple[Run, ...]
+    held_out: tuple[Run, ...] = ()
+
+    @property
+    def runs(self) -> tuple[Run, ...]:
+        """All of them, the held out ones last."""
+        return self.fitted + self.held_out
 
 
 class Scale(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,7 +114,7 @@ def full_scale(spec: InstanceSpec) -> Scale:
 
 
 def plan_experiment(spec: InstanceSpec, scale: Scale, seed: int = 0) -> Plan:
-    """Return prompt lengths × batch sizes × cached prefixes, and two mixed runs.
+    """Return prompt lengths × batch sizes × cached prefixes, prompts that join, two mixed runs.
 
     Args:
         spec: The instance.
@@ -106,7 +124,7 @@ def plan_experiment(spec: InstanceSpec, scale: Scale, seed: int = 0) -> Plan:
     room = spec.max_context_tokens - scale.output_tokens - OPENING_WORDS
     lengths = [min(length, room) for length in scale.lengths]
     out = scale.output_tokens
-    runs: list[tuple[PlannedCall, ...]] = [
+    runs: list[Run] = [
         (PlannedCall(input_tokens=length, output_tokens=out),)
         for length in lengths
         for _ in range(scale.repeats)
@@ -119,14 +137,20 @@ def plan_experiment(spec: InstanceSpec, scale: Scale, seed: int = 0) -> Plan:
         for batch in scale.batches
         for length in batch_lengths
     ]
-    if spec.prefix_caching and scale.mixed_calls:
+    if not scale.mixed_calls:
+        return Plan(fitted=tuple(runs))
+    runs += [
+        _joining_run(spec, scale, batch, lengths[first : first + 3])
+        for batch in scale.batches
+        for first in (0, 1)
+    ]
+    if spec.prefix_caching:
         runs += _cached_runs(lengths, room)
-    if scale.mixed_calls:
-        runs += [_mixed_run(spec, scale, lengths[0], most, seed) for most in (middle, lengths[-1])]
-    return tuple(runs)
+    mixed = (_mixed_run(spec, scale, lengths[0], most, seed) for most in (middle, lengths[-1]))
+    return Plan(fitted=tuple(runs), held_out=tuple(mixed))
 
 
-def _batch_run(spec: InstanceSpec, call: PlannedCall, batch: int) -> tuple[PlannedCall, ...]:
+def _batch_run(spec: InstanceSpec, call: PlannedCall, batch: int) -> Run:
     """Return equal calls, all but the first while the first one's prompt is computed.
 
     Calls that come at one instant may or may not begin together, by a race inside the engine; those
@@ -138,7 +162,26 @@ def _batch_run(spec: InstanceSpec, call: PlannedCall, batch: int) -> tuple[Plann
     return (call, *(other for _ in range(batch - 1)))
 
 
-def _cached_runs(lengths: Sequence[int], room: int) -> list[tuple[PlannedCall, ...]]:
+def _joining_run(spec: InstanceSpec, scale: Scale, batch: int, lengths: Sequence[int]) -> Run:
+    """Return calls that decode, and prompts that come one after another meanwhile.
+
+    Where an engine is busy nearly every prompt is computed beside calls that decode; what that
+    costs, short prompts tell best.
+    """
+    model = spec.latency
+    step_s = model.overhead_s + model.batched_s + model.weights_s + batch * model.seq_s
+    longer = PlannedCall(input_tokens=lengths[0], output_tokens=2 * scale.output_tokens)
+    decoding = _batch_run(spec, longer, batch - 1)
+    at_s = len(decoding) * longer.input_tokens * model.prefill_s_per_token
+    joining: list[PlannedCall] = []
+    for length in lengths:
+        at_s += STEPS_BETWEEN * step_s
+        joining.append(PlannedCall(after_s=at_s, input_tokens=length, output_tokens=2))
+        at_s += length * model.prefill_s_per_token
+    return (*decoding, *joining)
+
+
+def _cached_runs(lengths: Sequence[int], room: int) -> list[Run]:
     """Return pairs of calls that begin alike, the second after the first."""
     shared = max(32, lengths[-1] // 2)
     first = PlannedCall(
@@ -151,9 +194,7 @@ def _cached_runs(lengths: Sequence[int], room: int) -> list[tuple[PlannedCall, .
     return [(first,), (first,), (longer,)]
 
 
-def _mixed_run(
-    spec: InstanceSpec, scale: Scale, least: int, most: int, seed: int
-) -> tuple[PlannedCall, ...]:
+def _mixed_run(spec: InstanceSpec, scale: Scale, least: int, most: int, seed: int) -> Run:
     """Return calls with prompts of so many tokens that come when they come."""
     rng = np.random.default_rng([seed, most])
     calls = [
@@ -169,11 +210,6 @@ def _mixed_run(
         msgspec.structs.replace(call, after_s=float(at_s))
         for call, at_s in zip(calls, np.cumsum(gaps), strict=True)
     )
-
-
-def is_mixed(planned: Sequence[PlannedCall]) -> bool:
-    """Return whether a run is a mixed one."""
-    return len({call.after_s for call in planned}) > 2
 
 
 def _rough_s(spec: InstanceSpec, calls: Sequence[PlannedCall]) -> float:
@@ -213,22 +249,22 @@ class Prober:
         await self._run_one(PlannedCall(input_tokens=16, output_tokens=4), time.perf_counter())
 
     async def run(
-        self, plan: Plan, advance: Callable[[], None] = lambda: None
+        self, runs: Sequence[Run], advance: Callable[[], None] = lambda: None
     ) -> list[list[ProbedCall]]:
         """Return what happened to every call of every run.
 
         Args:
-            plan: What to run.
+            runs: What to run.
             advance: Called after every run.
 
         Raises:
             GenerationFailed: A call failed: there is no profile then.
         """
-        runs = []
-        for planned in plan:
-            runs.append(await self._run_together(planned))
+        found = []
+        for planned in runs:
+            found.append(await self._run_together(planned))
             advance()
-        return runs
+        return found
 
     async def _run_together(self, planned: Sequence[PlannedCall]) -> list[ProbedCall]:
         began_s = time.perf_counter()

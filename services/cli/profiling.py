@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich.table import Table
 
-from services.cli.probing import Plan, PlannedCall, Prober, full_scale, is_mixed, plan_experiment
+from services.cli.probing import Plan, PlannedCall, Prober, Run, full_scale, plan_experiment
 from services.cli.progress import JobProgress
 from shared.domain.instance import InstanceSpec, LatencyModel
 from shared.errors import ConfigError, GenerationFailed
@@ -55,7 +55,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     def noise(self) -> float:
         """How far equal calls were apart: half the range over the mean, median over lengths."""
         times_s: dict[PlannedCall, list[float]] = {}
-        for planned, run in zip(self.plan, self.runs, strict=True):
+        for planned, run in zip(self.plan.runs, self.runs, strict=True):
             if len(run) == 1 and not planned[0].prefix:
                 times_s.setdefault(planned[0], []).append(run[0].finished_s - run[0].started_s)
         spreads = [(max(one) - min(one)) / (2 * mean(one)) for one in times_s.values()]
@@ -81,12 +81,11 @@ async def profile_engine(
     try:
         await prober.warm_up()
         await prober.run((_largest_batch(plan),))  # not counted: a size costs more the first time
-        with progress.stage(f"profiling {spec.instance_id}, runs", len(plan)) as advance:
-            runs = await prober.run(plan, advance)
+        with progress.stage(f"profiling {spec.instance_id}, runs", len(plan.runs)) as advance:
+            runs = await prober.run(plan.runs, advance)
     except* GenerationFailed as exc:
         raise ConfigError(f"{spec.instance_id} cannot be profiled: {exc.exceptions[0]}") from exc
-    mixed = [run for planned, run in zip(plan, runs, strict=True) if is_mixed(planned)]
-    others = [run for planned, run in zip(plan, runs, strict=True) if not is_mixed(planned)]
+    others, mixed = runs[: len(plan.fitted)], runs[len(plan.fitted) :]
     # In a mixed run a step that comes a little later leaves a call behind for a whole iteration:
     # it tells well how good a model is, and badly in which direction a better one lies.
     fit = await asyncio.to_thread(fit_latency, spec, others)
@@ -100,8 +99,8 @@ async def profile_engine(
     )
 
 
-def _largest_batch(plan: Plan) -> tuple[PlannedCall, ...]:
-    return max((run for run in plan if not is_mixed(run)), key=len)
+def _largest_batch(plan: Plan) -> Run:
+    return max(plan.fitted, key=len)
 
 
 def profile_table(profile: Profile) -> Table:
@@ -118,6 +117,7 @@ def profile_table(profile: Profile) -> Table:
         ("a step", f"{1e3 * (latency.weights_s + latency.overhead_s):.2f} ms, whatever it does"),
         ("  for each call in it", f"+{1e3 * latency.seq_s:.3f} ms"),
         ("  for more than one call", f"+{1e3 * latency.batched_s:.2f} ms"),
+        ("  beside a prompt", f"+{1e3 * latency.joined_s:.2f} ms for each"),
         ("  for 1,000 KV tokens", f"+{1e6 * latency.kv_s_per_token:.3f} ms"),
         ("long prompts", f"+{5e8 * latency.attention_s_per_pair:.1f} ms for one of 1,000 tokens"),
         ("equal calls differ by", f"±{profile.noise:.1%}"),

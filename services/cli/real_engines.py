@@ -280,7 +280,7 @@ async def measured_quickly(
     prober = Prober(engine)
     try:
         await prober.warm_up()
-        runs = await prober.run(plan_experiment(spec, quick_scale(spec)))
+        runs = await prober.run(plan_experiment(spec, quick_scale(spec)).fitted)
     except* GenerationFailed as exc:
         first = exc.exceptions[0]
         raise ConfigError(f"{spec.instance_id} cannot be measured: {first}") from exc

@@ -27,6 +27,8 @@ class LatencyModel(msgspec.Struct, frozen=True, kw_only=True):
     + a * attention_s_per_pair + b * seq_s + k * kv_s_per_token`, where `a` counts the pairs of a
     prompt token and one before it: `n * (m + n / 2)` for a chunk of `n` tokens after `m` others.
     Unless it computes nothing but one decoding sequence's next token it takes `batched_s` more.
+    Where it computes prompts it takes `joined_s` more for each sequence beyond the first, so
+    `(b + c - 1) * joined_s`.
 
     Prompts in prefill count neither in `b` nor in `k`. The iteration that computes a prompt's last
     token also brings its first output token; `shared.scheduling.latency` sums this up for a call
@@ -43,6 +45,9 @@ class LatencyModel(msgspec.Struct, frozen=True, kw_only=True):
             cached ones too, seconds.
         batched_s: Extra time of an iteration that computes more than the next token of one
             sequence, seconds: multiplying by one vector has a quicker way on CPUs.
+        joined_s: Extra time of an iteration that computes prompts for each sequence beyond its
+            first, decoding ones included, seconds: sequences of unequal lengths are computed one
+            after another, or padded.
     """
 
     prefill_s_per_token: Coefficient
@@ -53,6 +58,7 @@ class LatencyModel(msgspec.Struct, frozen=True, kw_only=True):
     chunk_waste_tokens: Annotated[int, Meta(ge=0, le=2**40)] = 0
     attention_s_per_pair: Coefficient = 0.0
     batched_s: Coefficient = 0.0
+    joined_s: Coefficient = 0.0
 
 
 TIMES = tuple(name for name in LatencyModel.__struct_fields__ if name != "chunk_waste_tokens")

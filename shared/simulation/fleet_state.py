@@ -297,7 +297,7 @@ class BeliefState:
     """What policies believe of one instance's speed, which need not be true.
 
     Attributes:
-        overhead_s: See `LatencyModel`, learned correction included; likewise the next six.
+        overhead_s: See `LatencyModel`, learned correction included; likewise the next seven.
         hit_factor: Share of the prompt tokens expected in its cache that are found there.
     """
 
@@ -305,6 +305,7 @@ class BeliefState:
         "attention_s_per_pair",
         "batched_s",
         "hit_factor",
+        "joined_s",
         "kv_s_per_token",
         "overhead_s",
         "prefill_s_per_token",
@@ -319,6 +320,7 @@ class BeliefState:
     kv_s_per_token: Real
     attention_s_per_pair: Real
     batched_s: Real
+    joined_s: Real
     hit_factor: Real
 
 

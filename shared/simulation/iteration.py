@@ -203,6 +203,8 @@ def _set_segment(
     )
     if chunks > 0 or engine.num_decode > 1:
         engine.linear_s += engine.batched_s
+    if chunks > 0:
+        engine.linear_s += (engine.num_decode + chunks - 1) * engine.joined_s
     engine.quadratic_s = engine.num_decode * engine.kv_s_per_token
     if engine.attention_s_per_pair > 0.0:
         _add_attention(tables, engine)

@@ -180,6 +180,7 @@ class EngineState:
         "evictable_blocks",
         "free_blocks",
         "iterations",
+        "joined_s",
         "kv_s_per_token",
         "kv_tokens",
         "linear_s",
@@ -217,6 +218,7 @@ class EngineState:
     kv_s_per_token: Real
     attention_s_per_pair: Real
     batched_s: Real
+    joined_s: Real
     chunk_waste_tokens: Real
     clock_s: Real
     start_s: Real

@@ -1,7 +1,7 @@
 """Fits an instance's latency model to calls it really ran.
 
 The calls of an experiment are run through the simulator's own batching model again, handed in at
-the instants at which they really were, and the eight coefficients are moved until first tokens and
+the instants at which they really were, and the nine coefficients are moved until first tokens and
 durations come out as observed. So the fit is judged by what the simulator will make of it, mixed
 iterations and waiting included, and not by formulas for calls that run alone.
 
@@ -135,6 +135,7 @@ def guess(runs: Sequence[Sequence[ProbedCall]]) -> LatencyModel:
         kv_s_per_token=1e-4 * step_s,
         attention_s_per_pair=3e-4 * prefill_s if longest >= ATTENTION_TOKENS else 0.0,
         batched_s=0.1 * step_s,
+        joined_s=0.1 * step_s,
         chunk_waste_tokens=8,
     )
 

@@ -18,6 +18,7 @@ class Speed:
     waste: float
     attention: float
     batched: float
+    joined: float
 
 
 @dataclass
@@ -227,6 +228,7 @@ class Instance:
             now
             + self.speed.overhead
             + (0.0 if alone else self.speed.batched)
+            + self.speed.joined * (len(self.prefill + self.decode) - 1 if self.prefill else 0)
             + max(self.speed.weights, compute)
             + pairs * self.speed.attention
             + len(self.decode) * self.speed.seq

@@ -103,6 +103,7 @@ def instance_specs(draw: st.DrawFn, number: int, models: list[str]) -> InstanceS
             chunk_waste_tokens=draw(st.integers(0, 4)),
             attention_s_per_pair=draw(st.sampled_from([0.0, 0.0, TICK_S / 64])),
             batched_s=draw(st.sampled_from([0.0, TICK_S])),
+            joined_s=draw(st.sampled_from([0.0, TICK_S / 4])),
         ),
     )
 
@@ -317,6 +318,7 @@ def _speed(spec: InstanceSpec, factors_by_id: Mapping[str, float]) -> ref.Speed:
         waste=model.chunk_waste_tokens,
         attention=model.attention_s_per_pair * factor,
         batched=model.batched_s * factor,
+        joined=model.joined_s * factor,
     )
 
 

@@ -29,7 +29,7 @@ from services.cli.fidelity_runs import (
     with_arrivals,
 )
 from services.cli.interrupts import until_stopped
-from services.cli.probing import full_scale, is_mixed, plan_experiment, probe_call, quick_scale
+from services.cli.probing import full_scale, plan_experiment, probe_call, quick_scale
 from services.cli.profile import check_writable, write_profile
 from services.cli.profiling import profile_engine, profile_figure
 from services.cli.progress import JobProgress
@@ -57,23 +57,40 @@ SPEC = InstanceSpec(
 
 def test_the_experiment_is_lengths_times_batches_times_prefixes():
     """Lone calls of several lengths, batches up to the largest, cached prefixes, mixed runs."""
-    plan = plan_experiment(SPEC, full_scale(SPEC))
+    whole = plan_experiment(SPEC, full_scale(SPEC))
+    plan = whole.fitted
     lone = {run[0].input_tokens for run in plan if len(run) == 1 and not run[0].prefix}
     assert len(lone) >= 5
     assert {2, 4} <= {len(run) for run in plan}
     assert sum(bool(run[0].prefix) for run in plan) == 3
-    short, long = (run for run in plan if len({call.after_s for call in run}) > 2)
+    short, long = whole.held_out
     assert min(len(short), len(long)) >= 20
     assert max(c.input_tokens for c in short) < max(c.input_tokens for c in long)
 
 
 def test_a_batch_comes_while_its_first_prompt_is_computed():
     """All but the first come at one instant, before the first has its token: no race decides."""
-    plan = plan_experiment(SPEC, full_scale(SPEC))
-    for first, *others in (run for run in plan if len(run) in (2, 4)):
+    runs = plan_experiment(SPEC, full_scale(SPEC)).fitted
+    batches = [run for run in runs if len({call.after_s for call in run}) == 2]
+    assert {len(run) for run in batches} == {2, 3, 4}
+    for first, *others in batches:
         (after_s,) = {call.after_s for call in others}
         assert 0.0 == first.after_s < after_s
         assert after_s < first.input_tokens * SPEC.latency.prefill_s_per_token
+
+
+def test_prompts_join_calls_that_decode():
+    """One after another, while the others still have tokens to make by the first guess."""
+    model = SPEC.latency
+    runs = [run for run in plan_experiment(SPEC, full_scale(SPEC)).fitted if run[-1].after_s > 0]
+    joining = [run for run in runs if len({call.after_s for call in run}) > 2]
+    assert {len(run) for run in joining} == {1 + 3, 2 + 3, 3 + 3}
+    for run in joining:
+        arrivals = [call.after_s for call in run[-3:]]
+        assert arrivals == sorted(set(arrivals))
+        prompts_s = sum(call.input_tokens for call in run[:-1]) * model.prefill_s_per_token
+        steps = (run[-1].after_s - prompts_s) / (model.overhead_s + model.weights_s)
+        assert 0 < steps < run[0].output_tokens
 
 
 @pytest.mark.parametrize("scale", [quick_scale, full_scale])
@@ -81,7 +98,7 @@ def test_a_batch_comes_while_its_first_prompt_is_computed():
 def test_every_planned_call_fits(scale, max_num_seqs: int):
     """No experiment asks for more context or memory than there is, or for too few calls."""
     spec = msgspec.structs.replace(SPEC, max_num_seqs=max_num_seqs, max_context_tokens=256)
-    plan = plan_experiment(spec, scale(spec))
+    plan = plan_experiment(spec, scale(spec)).runs
     calls = [call for run in plan for call in run]
     assert len(calls) >= 8
     assert all(call.input_tokens + call.output_tokens < 256 for call in calls)
@@ -124,7 +141,7 @@ def test_a_replayed_call_gets_a_prompt_and_others_pass():
 
 def test_a_probe_is_a_call_like_any_other():
     """A planned call has a prompt of its length and its output held."""
-    (planned, *_), *_ = plan_experiment(SPEC, quick_scale(SPEC))
+    (planned, *_), *_ = plan_experiment(SPEC, quick_scale(SPEC)).fitted
     call = probe_call(SPEC, planned, 1)
     assert call.request.prompt is not None
     assert len(call.request.prompt.split()) == planned.input_tokens
@@ -139,12 +156,12 @@ async def test_a_profile_is_measured_written_and_drawn(tmp_path: Path):
     async with SimulatedEngine.open(spec, SystemClock()) as engine:
         simulated = _Simulating(engine)
         profile = await profile_engine(simulated, spec, JobProgress(Console(file=written)))
-    assert profile.num_calls == sum(map(len, profile.plan)) == sum(map(len, profile.runs))
-    mixed = [run for run in profile.plan if is_mixed(run)]
+    assert profile.num_calls == sum(map(len, profile.plan.runs)) == sum(map(len, profile.runs))
+    mixed = profile.plan.held_out
     assert len(mixed) == 2
     assert profile.fit.num_calls == profile.num_calls - sum(map(len, mixed))
     assert 0 < profile.held_out.latency_median < 1
-    num_runs = len(profile.plan)
+    num_runs = len(profile.plan.runs)
     assert f"profiling {spec.instance_id}, runs: {num_runs}/{num_runs}" in written.getvalue()
     assert 0 <= profile.noise < 1
     path = tmp_path / "deep" / "fleet.toml"
@@ -173,7 +190,9 @@ def test_the_workload_fits_the_instance_and_is_not_the_experiment():
     calls = [call for query in queries for stage in query.stages for call in stage.calls]
     assert max(call.input_tokens + call.output_tokens for call in calls) < 1_024
     assert {len(query.stages) for query in queries} == {3, 4}
-    probed = {call.input_tokens for run in plan_experiment(SPEC, full_scale(SPEC)) for call in run}
+    probed = {
+        call.input_tokens for run in plan_experiment(SPEC, full_scale(SPEC)).runs for call in run
+    }
     assert len({call.input_tokens for call in calls} - probed) > 20
 
 

@@ -24,6 +24,7 @@ latencies = st.builds(
     chunk_waste_tokens=st.integers(0, 200),
     attention_s_per_pair=st.floats(0.0, 1e-6),
     batched_s=coefficients,
+    joined_s=coefficients,
 )
 
 
@@ -141,6 +142,21 @@ def test_one_call_that_decodes_alone_is_quicker() -> None:
         instance.add(handle, now_s=0.0, input_tokens=10, output_tokens=length)
     ends = ends_s(drain(instance))
     assert ends == pytest.approx({1: 3 * 1.25, 2: 3 * 1.25 + 2 * 1.0})
+
+
+def test_sequences_that_share_an_iteration_with_a_prompt_take_longer() -> None:
+    """0.25 s for each beyond the first: two prompts, then a prompt beside two decoding calls."""
+    latency = LatencyModel(prefill_s_per_token=0.0, weights_s=1.0, joined_s=0.25)
+    instance = BatchingInstance(make_spec(latency=latency))
+    for handle in (1, 2):
+        instance.add(handle, now_s=0.0, input_tokens=10, output_tokens=4)
+    instance.advance(1.25)
+    instance.add(3, now_s=1.25, input_tokens=10, output_tokens=2)
+    ends = ends_s(drain(instance))
+    prompt_beside_two = 1.0 + 2 * 0.25
+    assert ends == pytest.approx(
+        {3: 1.25 + prompt_beside_two + 1.0, 1: 5.25 - 0.5, 2: 1.25 + prompt_beside_two + 2.0}
+    )
 
 
 def test_decodes_go_first_and_prefill_gets_the_rest_of_the_budget() -> None:

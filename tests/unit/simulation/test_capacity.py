@@ -211,6 +211,7 @@ speeds = st.fixed_dictionaries(
         "chunk_waste_tokens": st.integers(0, 50),
         "attention_s_per_pair": st.floats(0.0, 1e-5),
         "batched_s": st.floats(0.0, 0.01),
+        "joined_s": st.floats(0.0, 0.01),
         "max_num_seqs": st.integers(1, 8),
         "max_batched_tokens": st.integers(16, 300),
         "kv_tokens": st.integers(800, 4_000),

@@ -16,6 +16,7 @@ TRUE = LatencyModel(
     chunk_waste_tokens=6,
     attention_s_per_pair=1.5e-5,
     batched_s=0.004,
+    joined_s=0.005,
 )
 SPEC = InstanceSpec(
     instance_id="a",
@@ -78,6 +79,7 @@ def test_the_true_model_is_found():
     assert fit.latency.prefill_s_per_token == pytest.approx(TRUE.prefill_s_per_token, rel=0.02)
     assert fit.latency.attention_s_per_pair == pytest.approx(TRUE.attention_s_per_pair, rel=0.05)
     assert fit.latency.batched_s == pytest.approx(TRUE.batched_s, rel=0.2)
+    assert fit.latency.joined_s == pytest.approx(TRUE.joined_s, rel=0.1)
 
 
 def test_what_was_cached_is_not_computed_but_attended_to():
