@@ -25,6 +25,7 @@ OPENING_WORDS = 6
 MIXED_CALLS = 24
 LONGEST_PROMPT_S = 3.0
 STEPS_BETWEEN = 4.0
+JOINING_REPEATS = 2
 
 
 class PlannedCall(msgspec.Struct, frozen=True, kw_only=True):
@@ -140,9 +141,9 @@ def plan_experiment(spec: InstanceSpec, scale: Scale, seed: int = 0) -> Plan:
     if not scale.mixed_calls:
         return Plan(fitted=tuple(runs))
     runs += [
-        _joining_run(spec, scale, batch, lengths[first : first + 3])
+        _joining_run(spec, scale, batch, lengths)
         for batch in scale.batches
-        for first in (0, 1)
+        for _ in range(JOINING_REPEATS)
     ]
     if spec.prefix_caching:
         runs += _cached_runs(lengths, room)
@@ -165,19 +166,21 @@ def _batch_run(spec: InstanceSpec, call: PlannedCall, batch: int) -> Run:
 def _joining_run(spec: InstanceSpec, scale: Scale, batch: int, lengths: Sequence[int]) -> Run:
     """Return calls that decode, and prompts that come one after another meanwhile.
 
-    Where an engine is busy nearly every prompt is computed beside calls that decode; what that
-    costs, short prompts tell best.
+    Where an engine is busy nearly every prompt is computed beside calls that decode. Short prompts
+    tell best what that costs, if they take longer than the rest of a step for which they wait.
     """
     model = spec.latency
     step_s = model.overhead_s + model.batched_s + model.weights_s + batch * model.seq_s
     longer = PlannedCall(input_tokens=lengths[0], output_tokens=2 * scale.output_tokens)
     decoding = _batch_run(spec, longer, batch - 1)
     at_s = len(decoding) * longer.input_tokens * model.prefill_s_per_token
+    shortest = max(lengths[0], round(STEPS_BETWEEN * step_s / model.prefill_s_per_token))
     joining: list[PlannedCall] = []
-    for length in lengths:
+    for length in (shortest, 2 * shortest, 4 * shortest):
         at_s += STEPS_BETWEEN * step_s
-        joining.append(PlannedCall(after_s=at_s, input_tokens=length, output_tokens=2))
-        at_s += length * model.prefill_s_per_token
+        tokens = min(length, lengths[-1])
+        joining.append(PlannedCall(after_s=at_s, input_tokens=tokens, output_tokens=2))
+        at_s += tokens * model.prefill_s_per_token
     return (*decoding, *joining)
 
 

@@ -6,12 +6,12 @@ durations come out as observed. So the fit is judged by what the simulator will 
 iterations and waiting included, and not by formulas for calls that run alone.
 
 Least squares (Levenberg-Marquardt) on the logarithms of the ratios, in the logarithms of the
-coefficients, which keeps them positive; ratios far off weigh less (Huber). The step sizes, and with
-them the result, are deterministic.
+coefficients, which keeps them positive; ratios far off weigh less (Huber). The search begins at
+several guesses; it, and with it the result, is deterministic.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import median
 
 import msgspec
@@ -36,6 +36,21 @@ WASTE_STEP_SHARE = 0.05
 LEAST_CALLS = 8
 ATTENTION_TOKENS = 200
 """Shorter prompts say nothing of attention: it is left out then."""
+
+
+STEP_PARTS: tuple[Mapping[str, float], ...] = tuple(
+    dict(zip(("weights_s", "overhead_s", "seq_s", "batched_s", "joined_s"), parts, strict=True))
+    for parts in (
+        (0.5, 0.3, 0.1, 0.1, 0.1),
+        (0.1, 0.8, 0.02, 0.02, 0.02),
+        (0.1, 0.1, 0.8, 0.3, 0.3),
+        (0.1, 0.8, 0.02, 0.1, 0.2),
+    )
+)
+"""Where the search begins: at engines that wait for memory, for their scheduler, for every call.
+
+Which iteration a prompt joins is a matter of milliseconds, so the loss has many valleys.
+"""
 
 
 class ProbedCall(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,7 +112,7 @@ def fit_latency(
     Args:
         spec: The instance; its own latency model is not looked at.
         runs: Calls that shared the instance, in runs between which it was idle; >= 8 in all.
-        start: Where the search begins; None: guessed from the calls.
+        start: Where the search begins; None: at several guesses from the calls.
 
     Raises:
         ValueError: There are too few calls.
@@ -106,14 +121,22 @@ def fit_latency(
     if num_calls < LEAST_CALLS:
         msg = f"{num_calls} calls are too few to fit a latency model; {LEAST_CALLS} are needed"
         raise ValueError(msg)
-    theta = _encode(start or guess(runs))
-    theta = _descend(spec, runs, theta)
-    latency = _decode(theta)
+    starts = [start] if start else [guess(runs, parts) for parts in STEP_PARTS]
+    ends = [_descend(spec, runs, _encode(one)) for one in starts]
+    best = min(ends, key=lambda theta: _loss(_residuals(spec, runs, theta)))
+    latency = _decode(_descend(spec, runs, best))
     return LatencyFit(latency=latency, errors=errors_of(spec, latency, runs), num_calls=num_calls)
 
 
-def guess(runs: Sequence[Sequence[ProbedCall]]) -> LatencyModel:
-    """Return a rough model: medians of time per prompt token, and per step."""
+def guess(
+    runs: Sequence[Sequence[ProbedCall]], parts: Mapping[str, float] | None = None
+) -> LatencyModel:
+    """Return a rough model: medians of time per prompt token, and per step.
+
+    Args:
+        runs: What was measured.
+        parts: Which share of a step is what; None: as on a GPU.
+    """
     calls = [call for run in runs for call in run]
     per_token = [
         (call.first_token_s - call.started_s) / max(1, call.input_tokens - call.cached_tokens)
@@ -129,14 +152,10 @@ def guess(runs: Sequence[Sequence[ProbedCall]]) -> LatencyModel:
     longest = max(call.input_tokens for call in calls)
     return LatencyModel(
         prefill_s_per_token=0.7 * prefill_s,
-        weights_s=0.5 * step_s,
-        overhead_s=0.3 * step_s,
-        seq_s=0.1 * step_s,
         kv_s_per_token=1e-4 * step_s,
         attention_s_per_pair=3e-4 * prefill_s if longest >= ATTENTION_TOKENS else 0.0,
-        batched_s=0.1 * step_s,
-        joined_s=0.1 * step_s,
         chunk_waste_tokens=8,
+        **{name: part * step_s for name, part in (parts or STEP_PARTS[0]).items()},
     )
 
 
