@@ -26,6 +26,8 @@ MIXED_CALLS = 24
 LONGEST_PROMPT_S = 3.0
 STEPS_BETWEEN = 4.0
 JOINING_REPEATS = 2
+LONG_BATCH = 4
+"""Calls in the batch of long contexts; more would take a slow engine minutes."""
 
 
 class PlannedCall(msgspec.Struct, frozen=True, kw_only=True):
@@ -140,6 +142,10 @@ def plan_experiment(spec: InstanceSpec, scale: Scale, seed: int = 0) -> Plan:
     ]
     if not scale.mixed_calls:
         return Plan(fitted=tuple(runs))
+    if scale.batches:
+        tokens = max(8, min(lengths[-1], per_call))
+        long = PlannedCall(input_tokens=tokens, output_tokens=out)
+        runs.append(_batch_run(spec, long, min(LONG_BATCH, scale.batches[-1])))
     runs += [
         _joining_run(spec, scale, batch, lengths)
         for batch in scale.batches

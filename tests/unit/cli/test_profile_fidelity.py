@@ -63,6 +63,8 @@ def test_the_experiment_is_lengths_times_batches_times_prefixes():
     assert len(lone) >= 5
     assert {2, 4} <= {len(run) for run in plan}
     assert sum(bool(run[0].prefix) for run in plan) == 3
+    longest = max(call.input_tokens for run in plan for call in run)
+    assert 4 in [len(run) for run in plan if run[-1].input_tokens == longest]
     short, long = whole.held_out
     assert min(len(short), len(long)) >= 20
     assert max(c.input_tokens for c in short) < max(c.input_tokens for c in long)
