@@ -87,9 +87,10 @@ def choice_of(
         return EngineChoice(engine="vllm", fleet=path)
     if engine == "openai":
         raise ConfigError("which servers? --openai URL names one")
+    hint = did_you_mean(engine, NAMES) or ";"
     raise ConfigError(
-        f"no engine {engine!r}{did_you_mean(engine, NAMES)}; there are simulated, llamacpp and "
-        "vllm, and --openai URL for a server that runs already"
+        f"no engine {engine!r}{hint} there are simulated, llamacpp and vllm, and --openai URL for "
+        "a server that runs already"
     )
 
 
