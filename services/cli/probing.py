@@ -76,7 +76,7 @@ class Scale(msgspec.Struct, frozen=True, kw_only=True):
         batches: Batch sizes.
         output_tokens: Output of a call, tokens.
         mixed_calls: Calls of each mixed run, with random lengths and arrivals.
-        repeats: How often each lone call is made.
+        repeats: How often each lone call is made; at least twice beside mixed runs.
     """
 
     lengths: tuple[int, ...]
@@ -127,34 +127,31 @@ def plan_experiment(spec: InstanceSpec, scale: Scale, seed: int = 0) -> Plan:
     room = spec.max_context_tokens - scale.output_tokens - OPENING_WORDS
     lengths = [min(length, room) for length in scale.lengths]
     out = scale.output_tokens
-    runs: list[Run] = [
-        (PlannedCall(input_tokens=length, output_tokens=out),)
-        for length in lengths
-        for _ in range(scale.repeats)
-    ]
+    lone: list[Run] = [(PlannedCall(input_tokens=length, output_tokens=out),) for length in lengths]
     per_call = spec.kv_tokens // max(1, max(scale.batches, default=1)) - out
     middle = lengths[len(lengths) // 2]
     batch_lengths = sorted({max(8, min(length, per_call)) for length in (lengths[0], middle)})
-    runs += [
+    batches = [
         _batch_run(spec, PlannedCall(input_tokens=length, output_tokens=out), batch)
         for batch in scale.batches
         for length in batch_lengths
     ]
     if not scale.mixed_calls:
-        return Plan(fitted=tuple(runs))
+        return Plan(fitted=(*lone * scale.repeats, *batches))
     if scale.batches:
         tokens = max(8, min(lengths[-1], per_call))
         long = PlannedCall(input_tokens=tokens, output_tokens=out)
-        runs.append(_batch_run(spec, long, min(LONG_BATCH, scale.batches[-1])))
-    runs += [
+        batches.append(_batch_run(spec, long, min(LONG_BATCH, scale.batches[-1])))
+    joining = [
         _joining_run(spec, scale, batch, lengths)
         for batch in scale.batches
         for _ in range(JOINING_REPEATS)
     ]
-    if spec.prefix_caching:
-        runs += _cached_runs(lengths, room)
+    cached = _cached_runs(lengths, room) if spec.prefix_caching else []
+    # Lone calls come back all through the experiment: a machine that changes its pace is noticed.
+    again = lone * (scale.repeats - 2)
     mixed = (_mixed_run(spec, scale, lengths[0], most, seed) for most in (middle, lengths[-1]))
-    return Plan(fitted=tuple(runs), held_out=tuple(mixed))
+    return Plan(fitted=(*lone, *batches, *lone, *joining, *again, *cached), held_out=tuple(mixed))
 
 
 def _batch_run(spec: InstanceSpec, call: PlannedCall, batch: int) -> Run:

@@ -81,6 +81,15 @@ def test_a_batch_comes_while_its_first_prompt_is_computed():
         assert after_s < first.input_tokens * SPEC.latency.prefill_s_per_token
 
 
+def test_equal_calls_are_spread_over_the_experiment():
+    """A machine that changes its pace meanwhile makes them differ, which the noise tells."""
+    runs = plan_experiment(SPEC, full_scale(SPEC)).fitted
+    lone = [run for run in runs if len(run) == 1 and not run[0].prefix]
+    for one in set(lone):
+        first, second, third = (place for place, run in enumerate(runs) if run == one)
+        assert min(second - first, third - second) > len(set(lone))
+
+
 def test_prompts_join_calls_that_decode():
     """One after another, while the others still have tokens to make by the first guess."""
     model = SPEC.latency
