@@ -33,12 +33,7 @@ from services.cli.fidelity_runs import (
 from services.cli.interrupts import run_until_stopped
 from services.cli.options import JsonOption, VerboseOption, configure_logs
 from services.cli.progress import live_progress
-from services.cli.real_engines import (
-    EngineChoice,
-    Fleet,
-    OpenEngine,
-    open_real,
-)
+from services.cli.real_engines import EngineChoice, Fleet, OpenEngine, open_real
 from shared.adapters.engine_around import EngineAround
 from shared.contracts.messages import BoundCall
 from shared.domain.instance import InstanceSpec

@@ -4,19 +4,20 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, get_args
 
 import msgspec
 import typer
 
-from services.cli.real_engines import EngineChoice
+from services.cli.real_engines import EngineChoice, EngineName
 from services.cli.under_vllm import has_vllm, run_there
 from shared.domain.near_names import did_you_mean
 from shared.errors import ConfigError
 from shared.simulation.fleets import BUILTIN_GPUS
 
 SIMULATED = "simulated"
-NAMES = (SIMULATED, "llamacpp", "vllm", "openai")
+DEFAULT_REAL = "llamacpp"
+NAMES = (SIMULATED, *get_args(EngineName))
 NOTHING_TO_SAY = "a simulated engine has nothing to say: --engine llamacpp or vllm, or --openai URL"
 EngineOption = Annotated[
     str | None,
@@ -94,21 +95,18 @@ def choice_of(
     )
 
 
-def real_choice_of(
-    engine: str | None, openai: Sequence[str] | None, why: str, *, otherwise: str = "llamacpp"
-) -> EngineChoice:
+def real_choice_of(engine: str | None, openai: Sequence[str] | None, why: str) -> EngineChoice:
     """Return the engines of a command that has no use for simulated ones.
 
     Args:
-        engine: As `--engine` says; None: not given.
+        engine: As `--engine` says; None: not given, so llama.cpp where no server is named either.
         openai: Servers that run already.
         why: What is said to a simulated engine.
-        otherwise: The engine where neither is given.
 
     Raises:
         ConfigError: The options contradict each other, or choose a simulated engine.
     """
-    choice = choice_of(engine or (None if openai else otherwise), openai)
+    choice = choice_of(engine or (None if openai else DEFAULT_REAL), openai)
     if choice is None:
         raise ConfigError(why)
     return choice

@@ -263,8 +263,8 @@ async def _describe(
 async def _measured(instance_id: str, params: OpenAIParams, choice: EngineChoice) -> InstanceSpec:
     """Return a server's description, its speed from a few calls."""
     # Three tries of five minutes each would be long for a server that hangs.
-    prompt = replace(params, first_token_s=MEASURING_S, idle_s=MEASURING_S, retries=0)
-    async with OpenAIEngine.open(blank_spec(instance_id), prompt, SystemClock()) as engine:
+    impatient = replace(params, first_token_s=MEASURING_S, idle_s=MEASURING_S, retries=0)
+    async with OpenAIEngine.open(blank_spec(instance_id), impatient, SystemClock()) as engine:
         spec = msgspec.structs.replace(engine.spec, model=engine.model)
         return await measured_quickly(engine, spec, choice)
 

@@ -104,15 +104,12 @@ class LatencyFit(msgspec.Struct, frozen=True, kw_only=True):
     num_calls: int
 
 
-def fit_latency(
-    spec: InstanceSpec, runs: Sequence[Sequence[ProbedCall]], start: LatencyModel | None = None
-) -> LatencyFit:
+def fit_latency(spec: InstanceSpec, runs: Sequence[Sequence[ProbedCall]]) -> LatencyFit:
     """Return the latency model that explains an experiment best.
 
     Args:
         spec: The instance; its own latency model is not looked at.
         runs: Calls that shared the instance, in runs between which it was idle; >= 8 in all.
-        start: Where the search begins; None: at several guesses from the calls.
 
     Raises:
         ValueError: There are too few calls.
@@ -121,21 +118,18 @@ def fit_latency(
     if num_calls < LEAST_CALLS:
         msg = f"{num_calls} calls are too few to fit a latency model; {LEAST_CALLS} are needed"
         raise ValueError(msg)
-    starts = [start] if start else [guess(runs, parts) for parts in STEP_PARTS]
-    ends = [_descend(spec, runs, _encode(one)) for one in starts]
+    ends = [_descend(spec, runs, _encode(guess(runs, parts))) for parts in STEP_PARTS]
     best = min(ends, key=lambda theta: _loss(_residuals(spec, runs, theta)))
     latency = _decode(_descend(spec, runs, best))
     return LatencyFit(latency=latency, errors=errors_of(spec, latency, runs), num_calls=num_calls)
 
 
-def guess(
-    runs: Sequence[Sequence[ProbedCall]], parts: Mapping[str, float] | None = None
-) -> LatencyModel:
+def guess(runs: Sequence[Sequence[ProbedCall]], parts: Mapping[str, float]) -> LatencyModel:
     """Return a rough model: medians of time per prompt token, and per step.
 
     Args:
         runs: What was measured.
-        parts: Which share of a step is what; None: as on a GPU.
+        parts: Which share of a step is what, as in `STEP_PARTS`.
     """
     calls = [call for run in runs for call in run]
     per_token = [
@@ -155,7 +149,7 @@ def guess(
         kv_s_per_token=1e-4 * step_s,
         attention_s_per_pair=3e-4 * prefill_s if longest >= ATTENTION_TOKENS else 0.0,
         chunk_waste_tokens=8,
-        **{name: part * step_s for name, part in (parts or STEP_PARTS[0]).items()},
+        **{name: part * step_s for name, part in parts.items()},
     )
 
 
