@@ -11,6 +11,7 @@ import typer
 
 from services.cli.real_engines import EngineChoice, EngineName
 from services.cli.under_vllm import has_vllm, run_there
+from shared.adapters.vllm_params import QUIET
 from shared.domain.near_names import did_you_mean
 from shared.errors import ConfigError
 from shared.simulation.fleets import BUILTIN_GPUS
@@ -82,7 +83,7 @@ def choice_of(
     if engine == "llamacpp":
         return EngineChoice(engine="llamacpp", fleet=path)
     if engine == "vllm":
-        os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # the screen is the command's
+        os.environ.update({**QUIET, **os.environ})  # the screen is the command's
         if not has_vllm():
             raise typer.Exit(run_there(lambda text: print(f"{text} ...", file=sys.stderr)))
         return EngineChoice(engine="vllm", fleet=path)

@@ -11,6 +11,7 @@ exits, and whatever the engine left behind is killed (`engine_guard.py`).
 """
 
 import asyncio
+import logging
 import math
 import os
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
@@ -247,6 +248,8 @@ def _load(params: VllmParams) -> _Native:
         ConfigError: It is not installed, or does not import.
     """
     os.environ.update({**params.defaults(), **os.environ, **params.variables()})
+    # It speaks while it is imported, before it has set the level of its log.
+    logging.getLogger("vllm").setLevel(os.environ["VLLM_LOGGING_LEVEL"])
     try:
         import vllm  # noqa: PLC0415 - takes ten seconds, and is there for some workers only
         from vllm.sampling_params import (  # noqa: PLC0415

@@ -1,11 +1,21 @@
 """How to run vLLM inside a worker; no vllm import."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from shared.errors import ConfigError
 
 OWN = frozenset({"model", "scheduling_policy"})
+QUIET: Mapping[str, str] = MappingProxyType(
+    {
+        "VLLM_LOGGING_LEVEL": "ERROR",
+        "TORCH_CPP_LOG_LEVEL": "ERROR",
+        "PYTHONWARNINGS": "ignore::FutureWarning",
+    }
+)
+"""Environment variables that keep remarks of vLLM and its libraries off a command's screen."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +67,7 @@ class VllmParams:
             "enable_prefix_caching": True,
             "scheduling_policy": "priority",
             "disable_log_stats": True,
+            "use_tqdm_on_load": False,
             **{name: value for name, value in chosen.items() if value is not None},
             **self.extra,
         }
