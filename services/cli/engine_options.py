@@ -113,6 +113,13 @@ def real_choice_of(engine: str | None, openai: Sequence[str] | None, why: str) -
     return choice
 
 
+def asked_for(choice: EngineChoice) -> str:
+    """Return the options that choose these engines."""
+    if choice.urls:
+        return " ".join(f"--openai {url}" for url in choice.urls)
+    return f"--engine {choice.engine}"
+
+
 def on_one_core(
     engine: str | None, openai: Sequence[str] | None, core: int | None, why: str
 ) -> EngineChoice:

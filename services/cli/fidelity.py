@@ -88,7 +88,8 @@ class LoadResult(msgspec.Struct, frozen=True, kw_only=True):
         load: Share of the knee.
         rate_qps: Queries per second.
         errors: Metric -> error of the simulator, a share of what was measured.
-        noise: How far equal real runs were apart, or equal calls of the profile, if that is more.
+        noise: How far equal real runs were apart, or equal calls of the profile, if that is more;
+            not a number where there was only one run.
         real: The real runs.
         simulated: The simulated one.
     """
@@ -102,8 +103,8 @@ class LoadResult(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_void(self) -> bool:
-        """Whether the machine was too noisy for the errors to mean anything."""
-        return self.noise > NOISE_BOUND
+        """Whether the machine was too noisy for the errors to mean anything, or may have been."""
+        return not self.noise <= NOISE_BOUND
 
 
 async def measure_fidelity(
@@ -156,7 +157,7 @@ async def _at_load(
         load=load,
         rate_qps=rate_qps,
         errors=errors_of(simulated, real) if real else {},
-        noise=max(profile.noise, noise_of(real) if len(real) > 1 else 1.0),
+        noise=max(profile.noise, noise_of(real)) if len(real) > 1 else math.nan,
         real=tuple(real),
         simulated=simulated,
     )
@@ -198,7 +199,7 @@ def fidelity_json(profile: Profile, results: list[LoadResult]) -> dict[str, Any]
             {
                 "load": one.load,
                 **{name: finite(round(value, 5)) for name, value in one.errors.items()},
-                "repeat_noise": round(one.noise, 5),
+                "repeat_noise": finite(round(one.noise, 5)),
                 "is_void": one.is_void,
                 "rate_qps": round(one.rate_qps, 5),
                 "calls": len(one.simulated.calls),
@@ -223,8 +224,8 @@ def fidelity_table(results: list[LoadResult]) -> Table:
     table.add_column("repeat noise", justify="right")
     for one in results:
         cells = [_share(one.errors[name]) for name in METRICS]
-        noise = f"{one.noise:.1%}" + (" (void)" if one.is_void else "")
-        table.add_row(f"{one.load:.0%}", *cells, noise)
+        noise = _share(one.noise) if math.isfinite(one.noise) else "one run"
+        table.add_row(f"{one.load:.0%}", *cells, noise + (" (void)" if one.is_void else ""))
     table.add_row("goal", *(f"{GOALS[n]:.0%}" if n in GOALS else "" for n in METRICS), "5%")
     return table
 
@@ -235,7 +236,8 @@ def _share(value: float) -> str:
 
 def fidelity_figure(profile: Profile, results: list[LoadResult]) -> Figure:
     """Return the picture: call latencies, real and simulated, at each load."""
-    figure = Figure(figsize=(4.4 * max(1, len(results)), 4.0), dpi=130, layout="constrained")
+    width = max(6.0, 4.4 * len(results))  # narrower the title is cut off
+    figure = Figure(figsize=(width, 4.0), dpi=130, layout="constrained")
     figure.suptitle(f"{profile.spec.instance_id}: time of a call from ready to its last token")
     for axes, one in zip(figure.subplots(1, len(results), squeeze=False)[0], results, strict=True):
         axes.spines[["top", "right"]].set_visible(False)
@@ -265,7 +267,7 @@ def command(
     ] = "0.3,0.6,0.9",
     queries: Annotated[int, typer.Option(min=5, help="Queries per run.")] = 60,
     repeats: Annotated[
-        int, typer.Option(min=1, help="Real runs per load; their difference is the noise.")
+        int, typer.Option(min=2, help="Real runs per load; their difference is the noise.")
     ] = 2,
     core: CoreOption = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the workload.")] = 0,

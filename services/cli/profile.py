@@ -10,7 +10,12 @@ from rich.console import Console
 
 from services.cli import plots
 from services.cli.console import print_json, stderr_console, stdout_console
-from services.cli.engine_options import OpenAIOption, RealEngineOption, real_choice_of
+from services.cli.engine_options import (
+    OpenAIOption,
+    RealEngineOption,
+    asked_for,
+    real_choice_of,
+)
 from services.cli.interrupts import run_until_stopped
 from services.cli.options import JsonOption, VerboseOption, configure_logs
 from services.cli.profiling import (
@@ -135,4 +140,7 @@ def command(
         if explains_badly(one):
             shown.print(BADLY, style="yellow")
         shown.print(f"Plot: [bold]{picture}[/bold]", soft_wrap=True)
-    shown.print(f"Fleet file: [bold]{out}[/bold] (hexflow up --engine ... --fleet {out})")
+    shown.print(
+        f"Fleet file: [bold]{out}[/bold] (hexflow up {asked_for(choice)} --fleet {out})",
+        soft_wrap=True,
+    )

@@ -194,6 +194,7 @@ def _draw_steps(axes: Axes, profile: Profile) -> None:
     ]
     axes.plot(*zip(*expected, strict=True), "x", color=ORANGE, label="model")
     axes.set(title="calls together", xlabel="batch size", ylabel="time per token of a call, s")
+    axes.set_xticks(sorted({size for size, _ in found}))
     axes.set_ylim(bottom=0)
     axes.legend(frameon=False)
 

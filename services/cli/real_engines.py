@@ -16,6 +16,7 @@ from typing import Literal
 import msgspec
 from rich.console import Console
 
+from services.cli.console import counted
 from services.cli.cores import left_alone
 from services.cli.probing import Prober, plan_experiment, quick_scale
 from services.cli.workload import load_fleet
@@ -45,6 +46,7 @@ VLLM_BATCH_TOKENS = 512
 VLLM_BLOCK_TOKENS = 32
 EngineName = Literal["llamacpp", "openai", "vllm"]
 OpenEngine = Callable[[InstanceSpec, Clock], AbstractAsyncContextManager[Engine]]
+Specs = tuple[InstanceSpec, ...]
 ReadLoad = Callable[[str], Awaitable[ServerLoad | None]]
 """Instance -> what its engine's own metrics say; None where it has none."""
 PLACEHOLDER = LatencyModel(prefill_s_per_token=1e-3, weights_s=0.02)
@@ -125,8 +127,9 @@ async def open_real(choice: EngineChoice, console: Console) -> AsyncIterator[Fle
         ConfigError: A model, package or server is missing, or a server is none.
         TransientError: A server does not answer.
     """
+    listed = None if choice.fleet is None else _listed(choice.fleet, len(choice.urls) or 1)
     if choice.engine == "vllm":
-        async with _own_vllm(choice, console) as fleet:
+        async with _own_vllm(choice, listed, console) as fleet:
             yield fleet
         return
     async with AsyncExitStack() as stack:
@@ -142,7 +145,7 @@ async def open_real(choice: EngineChoice, console: Console) -> AsyncIterator[Fle
             }
         if not named:
             raise ConfigError("name at least one server: --openai URL")
-        specs = await _describe(choice, named, console)
+        specs = await _describe(choice, named, listed, console)
         servers = dict(zip((spec.instance_id for spec in specs), named.values(), strict=True))
 
         @asynccontextmanager
@@ -203,7 +206,9 @@ async def _own_llamacpp(choice: EngineChoice, console: Console) -> AsyncIterator
 
 
 @asynccontextmanager
-async def _own_vllm(choice: EngineChoice, console: Console) -> AsyncIterator[Fleet]:
+async def _own_vllm(
+    choice: EngineChoice, listed: Specs | None, console: Console
+) -> AsyncIterator[Fleet]:
     """Have one vLLM in this process; it is started once, measured, and then served."""
     model = choice.model_file or converted_dir(default_cache_dir(os.environ))
     if not model.is_dir():
@@ -225,8 +230,9 @@ async def _own_vllm(choice: EngineChoice, console: Console) -> AsyncIterator[Fle
     async with AsyncExitStack() as stack:
         engine = await stack.enter_async_context(VllmEngine.open(blank, params))
         stack.enter_context(left_alone(choice.cores))
-        if choice.fleet is not None:
-            (spec,) = _listed(choice.fleet, 1)
+        if listed is not None:
+            (spec,) = listed
+            _check_model(spec, engine.spec.model)
         else:
             console.print(GUESSING.format("vllm-0"), style="dim")
             spec = await measured_quickly(engine, engine.spec, choice)
@@ -241,18 +247,39 @@ async def _own_vllm(choice: EngineChoice, console: Console) -> AsyncIterator[Fle
         yield Fleet(specs=(spec,), open_engine=open_engine, read_load=read_load, is_real=True)
 
 
-def _listed(path: Path, count: int) -> tuple[InstanceSpec, ...]:
+def _listed(path: Path, count: int) -> Specs:
     specs = load_fleet(str(path))
     if len(specs) != count:
-        raise ConfigError(f"{path} has {len(specs)} instances for {count} engines")
+        raise ConfigError(
+            f"{path} has {counted(len(specs), 'instance')} for {counted(count, 'engine')}"
+        )
     return specs
 
 
+def _check_model(spec: InstanceSpec, served: str) -> None:
+    """Refuse a fleet file of another model: its speeds and its name would both be wrong.
+
+    Raises:
+        ConfigError: Says which model is served.
+    """
+    if spec.model != served:
+        raise ConfigError(
+            f"the fleet file says that {spec.instance_id} serves {spec.model!r}, but it serves "
+            f"{served!r}: measure it with hexflow profile, or correct the file's model"
+        )
+
+
 async def _describe(
-    choice: EngineChoice, named: dict[str, OpenAIParams], console: Console
-) -> tuple[InstanceSpec, ...]:
-    if choice.fleet is not None:
-        return _listed(choice.fleet, len(named))
+    choice: EngineChoice,
+    named: dict[str, OpenAIParams],
+    listed: Specs | None,
+    console: Console,
+) -> Specs:
+    if listed is not None:
+        for spec, params in zip(listed, named.values(), strict=True):
+            async with OpenAIEngine.open(spec, params, SystemClock()) as engine:
+                _check_model(spec, engine.model)
+        return listed
     specs = []
     for name, params in named.items():
         console.print(GUESSING.format(name), style="dim")
@@ -264,7 +291,9 @@ async def _measured(instance_id: str, params: OpenAIParams, choice: EngineChoice
     """Return a server's description, its speed from a few calls."""
     # Three tries of five minutes each would be long for a server that hangs.
     impatient = replace(params, first_token_s=MEASURING_S, idle_s=MEASURING_S, retries=0)
-    async with OpenAIEngine.open(blank_spec(instance_id), impatient, SystemClock()) as engine:
+    gpu = "unknown" if choice.engine == "openai" else "CPU"
+    blank = blank_spec(instance_id, gpu=gpu)
+    async with OpenAIEngine.open(blank, impatient, SystemClock()) as engine:
         spec = msgspec.structs.replace(engine.spec, model=engine.model)
         return await measured_quickly(engine, spec, choice)
 
@@ -294,11 +323,11 @@ async def measured_quickly(
     return msgspec.structs.replace(measured, max_num_seqs=knee_calls(measured))
 
 
-def blank_spec(instance_id: str) -> InstanceSpec:
+def blank_spec(instance_id: str, *, gpu: str = "CPU") -> InstanceSpec:
     """Return a description before anything is known; the server fills most of it in."""
     return InstanceSpec(
         instance_id=instance_id,
-        gpu="CPU",
+        gpu=gpu,
         max_context_tokens=2_048,
         max_num_seqs=64,
         max_batched_tokens=512,

@@ -215,8 +215,10 @@ async def _on_own_kafka(
 
 
 def _services(engines: Fleet) -> str:
-    kind = "real" if engines.is_real else "simulated"
-    return f"dispatcher, tuner, {count_of(engines.specs, 'worker')} with {kind} engines"
+    kind = "real engines"
+    if not engines.is_real:
+        kind = "simulated engines (real ones: --engine, --openai)"
+    return f"dispatcher, tuner, {count_of(engines.specs, 'worker')} with {kind}"
 
 
 def _print_sample(

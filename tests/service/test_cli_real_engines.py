@@ -11,7 +11,10 @@ import pytest
 import structlog
 
 from services.cli.__main__ import main
+from services.cli.real_engines import PLACEHOLDER
 from shared.adapters.engine_guard import descendants
+from shared.domain.instance import InstanceSpec
+from shared.simulation.fleets import dump_fleet
 from tests.support.engines import small_model
 from tests.support.openai_server import MODEL, VLLM_METRICS, FakeServer, answers_status, fake_server
 from tests.support.processes import dies_within
@@ -130,6 +133,31 @@ async def test_up_drives_a_workload_through_two_servers():
     assert process.returncode == 0, err.decode()
     assert "2 workers with real engines" in " ".join(err.decode().split())
     assert all(body["prompt"] and body["max_tokens"] for body in one.bodies)
+
+
+@pytest.mark.parametrize(
+    ("file_says", "said"),
+    [
+        ({"model": "another"}, f"serves 'another', but it serves '{MODEL}'"),
+        ({"model": MODEL, "count": 2}, "has 2 instances for 1 engine"),
+    ],
+)
+async def test_a_fleet_file_of_other_engines_is_refused(
+    file_says: dict[str, object], said: str, tmp_path: Path
+):
+    """Speeds of another model, or of more engines than there are, would be wrong without a word."""
+    count = file_says.pop("count", 1)
+    specs = [
+        InstanceSpec(instance_id=f"openai-{index}", gpu="G", latency=PLACEHOLDER, **file_says)
+        for index in range(count)
+    ]
+    path = tmp_path / "fleet.toml"
+    path.write_text(dump_fleet(specs))
+    async with fake_server() as server:
+        code, _, err = await hexflow("up", "--openai", server.url, "--fleet", str(path))
+    assert code == 2, err
+    assert said in " ".join(err.split())
+    assert "Traceback" not in err
 
 
 def _fewest_calls(*servers: FakeServer) -> int:

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from services.cli.capacity import capacity_qps
-from services.cli.engine_options import choice_of, on_one_core, real_choice_of
+from services.cli.engine_options import asked_for, choice_of, on_one_core, real_choice_of
 from services.cli.fidelity import (
     METRICS,
     LoadResult,
@@ -282,6 +282,26 @@ def test_what_is_not_chosen_has_a_default():
     chosen = choice_of(None, [URL], fleet="out/profile.toml")
     assert chosen is not None
     assert chosen.fleet == Path("out/profile.toml")
+
+
+def test_a_choice_is_told_as_it_is_typed():
+    """What `profile` says at its end can be copied."""
+    assert asked_for(real_choice_of(None, None, "")) == "--engine llamacpp"
+    assert asked_for(real_choice_of(None, [URL, URL], "")) == f"--openai {URL} --openai {URL}"
+
+
+def test_one_run_has_no_noise():
+    """Where Ctrl-C left one run of a load, nobody knows what its error means: void."""
+    load = LoadResult(
+        load=0.5,
+        rate_qps=1.0,
+        errors=errors_of(_run(1.1), [_run(1.0)]),
+        noise=math.nan,
+        real=(_run(1.0),),
+        simulated=_run(1.1),
+    )
+    assert load.is_void
+    assert next(iter(fidelity_table([load]).columns[-1].cells)) == "one run (void)"
 
 
 class _Telling(_Simulating):
