@@ -1,7 +1,7 @@
 """What the dashboard knows of queries: rebuilt from latency events, bounded in every direction.
 
-Nothing here holds text. A query has no end mark on `latency-events`: it counts as ended when no
-call of it is open here and none has ended for `quiet_s`.
+Nothing here holds text. A query has no end mark on `latency-events`: it counts as ended when none
+of its calls has ended for `quiet_s`; a call that is a query by itself, at its own end.
 """
 
 import itertools
@@ -36,6 +36,7 @@ class QueryLine:
         self.arrival_s = event.arrival_s
         self.slo_s = event.slo_s
         self.last_end_s = event.arrival_s
+        self.is_one_call = event.query_id == event.request_id
         self.calls: dict[str, LatencyEvent] = {}
         self.num_calls = 0
         self.num_taken = 0
@@ -230,7 +231,9 @@ class Board:
             recent.append(took_s)
 
     def _is_running(self, line: QueryLine, now_s: float) -> bool:
-        return not line.failure and now_s - line.last_end_s < self._quiet_s
+        if line.failure or line.is_one_call:
+            return False
+        return now_s - line.last_end_s < self._quiet_s
 
     def _row(self, line: QueryLine, now_s: float) -> dict[str, Any]:
         return {

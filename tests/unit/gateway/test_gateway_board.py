@@ -123,6 +123,15 @@ def test_a_query_ends_when_it_has_been_quiet():
     assert (row["outcome"], row["is_late"], row["took_s"]) == ("failed", True, 30.0)
 
 
+def test_a_call_that_is_a_query_by_itself_ends_with_it():
+    """Nothing more can come of it: it is no running query, and counts at once."""
+    board = Board(10, quiet_s=30.0)
+    board.take(event("alone", (100.0, 100.0, 100.0, 105.0), query_id="alone"))
+    assert [row["outcome"] for row in board.rows(105.1)] == ["completed"]
+    found = board.summary(105.1)
+    assert (found["queries_running"], found["attainment"]) == (0, 1.0)
+
+
 def test_a_repeated_event_changes_nothing():
     """Events come at least once; a later attempt replaces an earlier one."""
     board = Board(10, quiet_s=30.0)
