@@ -91,7 +91,7 @@ function showInstance(cells, urgency, blocks, note, one) {
   setClass(cells[10], one.drift !== null && (one.drift > 1.2 || one.drift < 0.8) ? "num warn" : "num");
   const counts = one.waiting_by_slack;
   urgency.hidden = counts === null || one.waiting === 0;
-  setText(note, one.waiting === 0 ? "–" : counts === null ? "not ordered by urgency" : "");
+  setText(note, one.waiting === 0 ? "–" : counts === null ? "order not known" : "");
   if (urgency.hidden) return;
   const total = Math.max(1, counts.reduce((a, b) => a + b, 0));
   blocks.forEach((block, index) => { block.style.width = `${(100 * counts[index]) / total}%`; });
