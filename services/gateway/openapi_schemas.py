@@ -112,8 +112,8 @@ def plain_schemas() -> dict[str, Json]:
             drift=maybe,
             waiting_by_slack={
                 "type": ["array", "null"],
-                "description": "Calls too late to start in time, under 5 s, under 30 s, more; null: "
-                "nobody has watched the events lately, or the policy does not order by urgency.",
+                "description": "Calls too late to start in time, under 5 s, under 30 s, more. "
+                "Null: nobody watches the events, or the policy does not order by urgency.",
                 "items": whole,
             },
             first_waiting=listed,
