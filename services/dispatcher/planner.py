@@ -3,7 +3,8 @@
 The decision itself is `shared.scheduling.dispatch.plan`; here the waiting calls are put before it
 group by group (equal model and needs), so that a group that cannot move costs nothing and blocks
 no other. A call no live instance may take waits while an eligible one was heard of lately, or,
-as long as no instance at all is live, up to the same grace; then it is refused.
+as long as no instance at all is live, up to the same grace; then it is refused. A call whose prompt
+is likely too long for all that are live waits likewise, and then goes to the largest.
 """
 
 from collections.abc import Sequence
@@ -21,8 +22,8 @@ from services.dispatcher.params import DispatcherParams
 from services.dispatcher.preparation import Prepared, prepare
 from shared.errors import NoEligibleInstance, Overloaded, QueueFull
 from shared.ports import Clock
-from shared.scheduling.dispatch import Assignment, is_eligible, plan
-from shared.scheduling.policy import InstanceView
+from shared.scheduling.dispatch import Assignment, is_eligible, plan, room_tokens
+from shared.scheduling.policy import InstanceView, WaitingCall
 
 OFFER_AT_LEAST = 64
 CANCELLED = Verdict(kind="cancelled", reason="cancelled", detail="the query was cancelled")
@@ -141,7 +142,11 @@ class Planner:
         by_id = {call.request.request_id: call for call in calls}
         result = plan(
             policy,
-            [prepared[call.request.request_id].call for call in by_id.values()],
+            [
+                waiting
+                for waiting in (prepared[request_id].call for request_id in by_id)
+                if not self._awaits_room(waiting, views)
+            ],
             views,
             self._fleet.prefixes(),
             self._clock.now_s(),
@@ -198,6 +203,20 @@ class Planner:
             is_eligible(waiting, view) for view in self._fleet.heard_within(since_s, now_s)
         )
 
+    def _awaits_room(self, waiting: WaitingCall, views: Sequence[InstanceView]) -> bool:
+        """Return whether a call likely needs a larger instance that is away and may come back.
+
+        A smaller one might refuse it, which is final.
+        """
+        wanted = waiting.expected_context_tokens
+        if any(room_tokens(view.spec) >= wanted for view in views):
+            return False
+        now_s = self._clock.monotonic_s()
+        return any(
+            room_tokens(view.spec) >= wanted and is_eligible(waiting, view)
+            for view in self._fleet.heard_within(now_s - self._params.no_instance_grace_s, now_s)
+        )
+
     def _rotate(self, group: GroupKey, offered: Sequence[OpenCall]) -> None:
         """Put calls that were looked at in vain behind those that were not."""
         left = [call for call in offered if not call.is_publishing]
@@ -237,11 +256,15 @@ def _verdict(reason: str, call: OpenCall) -> Verdict:
     details = {
         NoEligibleInstance.reason: f"no live instance offers model {request.model!r}"
         + (f" with {', '.join(request.needs.features)}" if request.needs.features else "")
-        + (
-            f" and a context of {call.prepared.call.context_tokens} tokens" if call.prepared else ""
-        ),
+        + (f" and {_context_needed(call.prepared.call)}" if call.prepared else ""),
         QueueFull.reason: "every eligible instance and the dispatcher's own queue are full",
         Overloaded.reason: "the query cannot be done in time beside those let in before it",
     }
     detail = details.get(reason, "the policy lets no such call in at present")
     return Verdict(kind="rejected", reason=reason, detail=detail)
+
+
+def _context_needed(waiting: WaitingCall) -> str:
+    if waiting.expected_context_tokens:
+        return f"a context of at least {waiting.context_tokens} tokens (a low count, from its text)"
+    return f"a context of {waiting.context_tokens} tokens"

@@ -78,13 +78,11 @@ def remaining_s(
 def _waiting_call(
     request: StageRequest, arrival_s: float, predictor: Predictor, remaining_s: float
 ) -> WaitingCall:
-    input_tokens = predictor.input_tokens(
-        request.workflow,
-        request.stage,
-        request.input_tokens_estimate,
-        prompt_bytes=request.prompt_bytes,
-    )
-    needed = input_tokens + (request.max_tokens or 1)
+    workflow, stage, prompt_bytes = request.workflow, request.stage, request.prompt_bytes
+    claimed, longest_output = request.input_tokens_estimate, request.max_tokens or 1
+    input_tokens = predictor.input_tokens(workflow, stage, claimed, prompt_bytes=prompt_bytes)
+    least_tokens = predictor.least_input_tokens(workflow, stage, claimed, prompt_bytes)
+    is_low_count = least_tokens < input_tokens and not request.needs.context_tokens
     return WaitingCall(
         request_id=request.request_id,
         query_id=request.effective_query_id,
@@ -92,8 +90,9 @@ def _waiting_call(
         model=request.model,
         features=request.needs.features,
         input_tokens=input_tokens,
-        output_tokens=predictor.output_tokens(request.workflow, request.stage, request.max_tokens),
-        context_tokens=request.needs.context_tokens or needed,
+        output_tokens=predictor.output_tokens(workflow, stage, request.max_tokens),
+        context_tokens=request.needs.context_tokens or least_tokens + longest_output,
+        expected_context_tokens=input_tokens + longest_output if is_low_count else 0,
         prefix=request.prefix,
         ready_at_s=request.ready_at_s or 0.0,
         t_slo_s=request.t_slo_s or 0.0,

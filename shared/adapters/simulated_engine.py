@@ -16,7 +16,7 @@ from typing import Self
 
 from shared.contracts.messages import BoundCall, SimulatedLengths, StageRequest, Usage
 from shared.domain.instance import InstanceSpec
-from shared.errors import EngineDead, EngineError, GenerationFailed, InvalidCall
+from shared.errors import CallRefused, EngineDead, EngineError, GenerationFailed, InvalidCall
 from shared.ports import Chunk, Clock, EngineEvent, Finished, FirstToken
 from shared.simulation.batching import BatchEvent, BatchingInstance
 
@@ -201,7 +201,7 @@ class SimulatedEngine:
                 priority=call.queue_score,
             )
         except InvalidCall as exc:
-            raise GenerationFailed(str(exc)) from exc
+            raise CallRefused(str(exc)) from exc
         self._running[generation.handle] = generation
         self._changed.set()
         return generation

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
+from shared.domain.instance import InstanceSpec
 from shared.errors import NoEligibleInstance
 from shared.scheduling.admission import demoted, is_hopeless
 from shared.scheduling.latency import service_s
@@ -84,8 +85,13 @@ def is_eligible(call: WaitingCall, view: InstanceView) -> bool:
     return (
         (call.model == spec.model or call.model in spec.adapters)
         and all(feature in spec.features for feature in call.features)
-        and call.context_tokens <= min(spec.max_context_tokens, spec.kv_tokens)
+        and call.context_tokens <= room_tokens(spec)
     )
+
+
+def room_tokens(spec: InstanceSpec) -> int:
+    """Return the longest prompt plus output that an instance can hold, tokens."""
+    return min(spec.max_context_tokens, spec.kv_tokens)
 
 
 def highest(
@@ -228,10 +234,16 @@ def _runners_up(
 
 
 def _preferred(call: WaitingCall, eligible: list[InstanceView]) -> list[InstanceView]:
-    """Leave out the instances that failed the call before, unless there is no other.
+    """Leave out the instances too small for the call or that failed it, unless there is no other.
 
-    An instance that fails at once looks idle, and without this would get its failures again.
+    A prompt that proves too long is refused by the engine for good, so one whose length is only
+    predicted goes where the prediction fits, or else where there is most room. An instance that
+    fails at once looks idle, and without this would get its failures again.
     """
+    if call.expected_context_tokens and eligible:
+        most = max(room_tokens(view.spec) for view in eligible)
+        wanted = min(call.expected_context_tokens, most)
+        eligible = [view for view in eligible if room_tokens(view.spec) >= wanted]
     if not call.avoid:
         return eligible
     return [view for view in eligible if view.spec.instance_id not in call.avoid] or eligible

@@ -26,7 +26,10 @@ class WaitingCall(msgspec.Struct, frozen=True, kw_only=True):
         features: Abilities it needs.
         input_tokens: Predicted prompt length, tokens.
         output_tokens: Predicted output length, tokens.
-        context_tokens: Prompt plus longest output that must fit, tokens.
+        context_tokens: Prompt plus longest output that must fit, tokens: the producer's count, or
+            the fewest that a prompt of this size can have.
+        expected_context_tokens: The same as predicted; instances with that much room go before
+            smaller ones. 0 where `context_tokens` is no low count.
         prefix: Prefix chain.
         ready_at_s: When it became ready, seconds.
         t_slo_s: Its stage's budget, seconds.
@@ -43,6 +46,7 @@ class WaitingCall(msgspec.Struct, frozen=True, kw_only=True):
     input_tokens: int
     output_tokens: float
     context_tokens: int = 0
+    expected_context_tokens: int = 0
     prefix: tuple[PrefixPart, ...] = ()
     ready_at_s: float
     t_slo_s: float

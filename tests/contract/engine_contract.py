@@ -4,10 +4,11 @@ import asyncio
 from contextlib import aclosing
 from typing import Any
 
+import msgspec
 import pytest
 
 from shared.contracts.messages import BoundCall
-from shared.errors import GenerationFailed
+from shared.errors import CallRefused
 from shared.ports import Chunk, Engine, EngineEvent, Finished, FirstToken
 from tests.support.worker_bench import bound_call
 
@@ -98,9 +99,9 @@ class EngineContract:
         assert isinstance(last, Finished)
 
     async def test_impossible_call_fails_alone(self, engine: Engine) -> None:
-        """A call beyond the context fails; the others go on."""
+        """A call beyond the context is refused for good; the others go on."""
         too_long = engine.spec.max_context_tokens + 1
-        with pytest.raises(GenerationFailed):
+        with pytest.raises(CallRefused):
             await events_of(engine, self.call("huge", input_tokens=too_long))
         *_, last = await events_of(engine, self.call("small"))
         assert isinstance(last, Finished)
@@ -112,6 +113,15 @@ class EngineContract:
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.01):
                 await engine.wait_dead()
+
+    async def test_a_call_predicted_to_fill_more_than_the_cache_finds_room(
+        self, engine: Engine
+    ) -> None:
+        """A prediction may be too high: on an idle engine the call never waits for more."""
+        call = msgspec.structs.replace(
+            self.call("a"), predicted_input_tokens=9_000_000, predicted_output_tokens=9e6
+        )
+        assert engine.has_room_for(call)
 
     async def test_room_change_is_told(self, engine: Engine) -> None:
         """A reader that waits for room is woken while calls run."""

@@ -160,6 +160,40 @@ async def test_an_impossible_call_is_rejected_with_a_reason_and_a_detail(
     assert len(await mesh.dead_letters()) == is_dead_letter
 
 
+async def test_only_a_text_that_surely_does_not_fit_is_refused(mesh: Mesh):
+    """Of 20,000 and 40,000 bytes on a context of 2,048 the engine decides about the first."""
+    instance = await mesh.instance(max_context_tokens=2_048)
+    async with mesh.running():
+        await mesh.submit(
+            make_request("perhaps", prompt="x" * 20_000, max_tokens=10),
+            make_request("never", prompt="x" * 40_000, max_tokens=10),
+        )
+        (bound,) = await mesh.until(instance.received)
+        (outcome,) = await mesh.until(mesh.outcomes)
+    assert (bound.request.request_id, bound.predicted_input_tokens) == ("perhaps", 5_000)
+    assert (outcome.request_id, outcome.reason) == ("never", "no_eligible_instance")
+    assert "a context of at least 2510 tokens" in outcome.detail
+
+
+async def test_a_text_likely_too_long_waits_for_a_large_instance_that_is_away(mesh: Mesh):
+    """A small one might refuse it for good; it gets the call where the large one stays away."""
+    small = await mesh.instance("small", max_context_tokens=2_048)
+    large = await mesh.instance("large", max_context_tokens=8_192)
+    await large.say("draining")
+    async with mesh.running(no_instance_grace_s=10.0):
+        await mesh.submit(make_request("first", prompt="x" * 20_000))
+        await mesh.pass_time(3, beating=[small])
+        assert await small.received() == []
+        await large.say()
+        (call,) = await mesh.until(large.received)
+        assert call.request.request_id == "first"
+        await large.say("draining")
+        await mesh.submit(make_request("second", prompt="x" * 20_000))
+        await mesh.pass_time(15, beating=[small])
+        (call,) = await mesh.until(small.received)
+        assert call.request.request_id == "second"
+
+
 async def test_where_reply_to_is_unreadable_the_refusal_goes_to_partition_0(mesh: Mesh):
     """A readable request_id is always answered."""
     raw = msgpack.packb({"type": "stage_request", "request_id": "r", "reply_to": "nowhere"})

@@ -293,3 +293,20 @@ async def test_default_is_the_only_model_there_is():
         with pytest.raises(openai.NotFoundError):
             await client.chat.completions.create(model="absent", messages=HELLO)
     assert found.model == "llama"
+
+
+async def test_a_prompt_that_the_engine_finds_too_long_is_a_bad_request():
+    """The mesh only guesses the length of a text; the engine's count is told, at once."""
+    async with (
+        gateway_mesh(quick_fleet(1, max_context_tokens=1_000)) as mesh,
+        AsyncOpenAI(base_url=f"{mesh.gateway_url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        for num_bytes, code, said in (
+            (8_000, "call_refused", "never fit"),
+            (32_000, "no_eligible_instance", "at least 2005 tokens"),
+        ):
+            with pytest.raises(openai.BadRequestError, match=said) as caught:
+                await client.completions.create(
+                    model="default", prompt="x" * num_bytes, max_tokens=5
+                )
+            assert caught.value.code == code

@@ -55,7 +55,6 @@ def chat_call(
         sampling=sampling,
         extra=extra or {},
         prefix=prefix_of(*filter(None, (system, shared))),
-        input_tokens_estimate=max(1, len((system + user).encode()) // BYTES_PER_TOKEN),
     )
 
 

@@ -123,6 +123,28 @@ def test_a_retry_goes_back_where_there_is_no_other_instance() -> None:
     assert [one.choice.instance_id for one in result.assignments] == ["a"]
 
 
+@pytest.mark.parametrize(
+    ("expected", "idle_room", "busy_room", "chosen"),
+    [
+        (2_183, 2_048, 4_096, "busy"),  # it alone holds what is predicted
+        (2_183, 1_024, 2_048, "busy"),  # neither does: the larger one
+        (900, 1_024, 2_048, "idle"),  # both do
+        (0, 1_024, 2_048, "idle"),  # the count is the producer's own
+    ],
+)
+def test_a_prompt_of_unknown_length_goes_where_it_likely_fits(
+    expected: int, idle_room: int, busy_room: int, chosen: str
+) -> None:
+    """An engine's refusal is final, so a small idle instance gets no call that seems too long."""
+    views = [
+        make_view("idle", max_context_tokens=idle_room),
+        make_view("busy", max_context_tokens=busy_room, num_running=9, backlog_s=500.0),
+    ]
+    call = make_call(context_tokens=545, expected_context_tokens=expected)
+    result = plan(make_policy("least-outstanding", 0.1), [call], views, {}, 0.0)
+    assert [one.choice.instance_id for one in result.assignments] == [chosen]
+
+
 def test_no_instance_at_all_rejects() -> None:
     """An empty fleet is no crash."""
     result = plan(make_policy("vllm", 0.0), [make_call()], [], {}, 0.0)

@@ -158,6 +158,26 @@ def test_a_prompt_at_hand_is_the_reference() -> None:
     assert predictor.input_tokens("w", "draft", 10, prompt_bytes=80_000) == 20_000
 
 
+@pytest.mark.parametrize(
+    ("estimate", "prompt_bytes", "least"),
+    [
+        (None, 8_712, 544),  # a prompt that has 859 tokens
+        (None, 8_355, 522),  # 1,671 times a word of one token
+        (2_100, 8_712, 2_100),  # the producer counted
+        (9_000, 8_712, 544),  # its count is too far off to be believed
+        (None, 3, 1),
+        (None, 0, 1),  # pictures only: nothing is known of their length
+        (700, None, 700),
+        (None, None, 1_000),  # replayed, without a text: the stage's mean
+    ],
+)
+def test_a_text_surely_has_a_sixteenth_of_its_bytes_in_tokens(
+    estimate: int | None, prompt_bytes: int | None, least: int
+) -> None:
+    """Only a producer's count, or what so much text must have, rules instances out."""
+    assert _predictor().least_input_tokens("w", "draft", estimate, prompt_bytes) == least
+
+
 def test_bytes_per_token_are_learned() -> None:
     """Where the engine counts 2 bytes per token, 8,000 bytes are 4,000 tokens."""
     draft = StageEstimate(input_tokens=1_000, output_tokens=10, bytes_per_token=2.0)
