@@ -289,7 +289,7 @@ async def _describe(
 
 async def _measured(instance_id: str, params: OpenAIParams, choice: EngineChoice) -> InstanceSpec:
     """Return a server's description, its speed from a few calls."""
-    # Three tries of five minutes each would be long for a server that hangs.
+    # A server that hangs would be waited on for five minutes.
     impatient = replace(params, first_token_s=MEASURING_S, idle_s=MEASURING_S, retries=0)
     gpu = "unknown" if choice.engine == "openai" else "CPU"
     blank = blank_spec(instance_id, gpu=gpu)

@@ -8,10 +8,13 @@ from collections.abc import Mapping
 
 import msgspec
 import numpy as np
+import structlog
 
-from services.tuner.replay import Replay
+from services.tuner.replay import Replay, ReplayLost
 from shared.scheduling.judgement import BOOTSTRAP_SEED, Replayed, gain_low_of
 from shared.simulation.window_replay import ReplayRequest
+
+log = structlog.get_logger(__name__)
 
 CHOICES: Mapping[str, tuple[int, ...]] = {
     "admission": (8, 16, 32, 64),
@@ -45,7 +48,20 @@ async def advice(
         request: The window as it was replayed for α.
         alpha: α in force from now on.
         margin: Least gain worth saying.
+
+    Returns:
+        Nothing where a replay is lost: the next scheduled decision asks again.
     """
+    try:
+        return await _found(replay, request, alpha, margin)
+    except ReplayLost as exc:
+        log.warning("advice_given_up", error=str(exc))
+        return []
+
+
+async def _found(
+    replay: Replay, request: ReplayRequest, alpha: float, margin: float
+) -> list[Advice]:
     base_request = msgspec.structs.replace(request, alphas=(), current=alpha, past=None)
     base = await _run(replay, base_request)
     found = []

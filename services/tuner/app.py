@@ -1,11 +1,10 @@
 """Composition root of the tuner: the only place that builds its adapters."""
 
 import asyncio
-import multiprocessing
-import signal
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Executor
 
 from services.tuner.params import TunerParams
+from services.tuner.processes import ReplayProcesses
 from services.tuner.replay import ProcessReplay, Replay
 from services.tuner.settings import TunerSettings
 from services.tuner.tuner import Tuner
@@ -35,17 +34,9 @@ def params_of(settings: TunerSettings) -> TunerParams:
     return TunerParams(rules=rules, **own)
 
 
-def replay_processes() -> ProcessPoolExecutor:
-    """Return one fresh process for replays; it inherits no sockets and no locks.
-
-    A terminal's Ctrl-C reaches it too; it ignores that, as the tuner ends it.
-    """
-    return ProcessPoolExecutor(
-        max_workers=1,
-        mp_context=multiprocessing.get_context("spawn"),
-        initializer=signal.signal,
-        initargs=(signal.SIGINT, signal.SIG_IGN),
-    )
+def replay_processes() -> Executor:
+    """Return one process for replays; it is replaced when it dies, and ends with this process."""
+    return ReplayProcesses()
 
 
 def build_tuner(

@@ -10,7 +10,7 @@ import structlog
 from services.tuner.advice import advice
 from services.tuner.history import Truth, past_of
 from services.tuner.params import TunerParams
-from services.tuner.replay import Replay
+from services.tuner.replay import Replay, ReplayLost
 from services.tuner.tables import Tables, next_revision, pool_of
 from shared.contracts.episodes import Episode, episode
 from shared.contracts.messages import AlphaUpdate, ControlMessage, SpeedUpdate, WorkflowProfile
@@ -116,7 +116,11 @@ class Steering:
         """Learn shapes and speeds from the queries since the latest change known."""
         records = [*ended, *running]
         requests = speed_requests(records, self._tables.fleet, self._tables.speeds)
-        fits = await self._replay.speeds(requests)
+        try:
+            fits = await self._replay.speeds(requests)
+        except ReplayLost as exc:  # the next lesson has these queries too
+            log.warning("lesson_given_up", error=str(exc))
+            return Lesson()
         workload_s = window_cut_s(ended, running)
         recent = _since(records, workload_s) or records
         hits = hit_factors(recent)
@@ -217,8 +221,9 @@ class Steering:
         current, warm_up = request.current, request.warm_up or 0
         try:
             answer = await self._replay.sweep(request)
-        except ConfigError as exc:  # e.g. a recorded call that fits on no instance left
-            log.warning("replay_refused", pool=pool, error=str(exc))
+        except (ConfigError, ReplayLost) as exc:  # e.g. a recorded call that fits nowhere any more
+            # Not tried again before the next decision is due: the window itself may be the cause.
+            log.warning("replay_given_up", pool=pool, error=str(exc))
             self._metrics.decisions.add(result="not_replayed")
             return False
         judgement = judge(

@@ -1,53 +1,129 @@
-"""Leaves a server alone that fails request after request. Pure."""
+"""Leaves a server alone that fails call after call, and lets the next ones wait until it is well.
+
+A call that came while the server is left alone would gain nothing by failing at once: it would use
+up its attempts within milliseconds, on a server that is well again a second later.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from shared.errors import CallRefused, GenerationFailed
+from shared.ports import Clock
+
+SHORTEST_SLEEP_S = 0.001
+"""So that a rest of a pause too small to add to the clock's time cannot be slept for ever."""
 
 
 class Circuit:
-    """Opens after so many failures in a row; then one request at a time tries, between pauses.
+    """Opens after so many failures in a row; then one call at a time tries, between pauses.
 
     Args:
         threshold: Failures in a row that are tolerated, less one.
-        first_pause_s: First pause, seconds.
-        longest_pause_s: Longest pause, seconds.
+        first_pause_s: First pause, wall seconds.
+        longest_pause_s: Longest pause, wall seconds.
+        clock: For its monotonic time, and to wait.
     """
 
-    def __init__(self, threshold: int, first_pause_s: float, longest_pause_s: float) -> None:
+    def __init__(
+        self, threshold: int, first_pause_s: float, longest_pause_s: float, clock: Clock
+    ) -> None:
         self._threshold = threshold
         self._first_pause_s = first_pause_s
         self._longest_pause_s = longest_pause_s
+        self._clock = clock
         self._num_failures = 0
+        self._num_openings = 0
         self._open_until_s = 0.0
         self._is_trying = False
+        self._last_error = ""
+        self._changed = asyncio.Event()
 
     @property
     def is_closed(self) -> bool:
         """Whether nothing is known to be wrong."""
         return self._num_failures < self._threshold
 
-    def allows(self, now_s: float) -> bool:
-        """Return whether a request would be let through at a monotonic instant, seconds."""
-        return self.is_closed or (not self._is_trying and now_s >= self._open_until_s)
+    def allows(self) -> bool:
+        """Return whether a call would be let in now, without waiting."""
+        return self.is_closed or (not self._is_trying and self._pause_s() <= 0)
 
-    def enter(self, now_s: float) -> bool:
-        """Let a request through, or not; while open, one at a time after the pause."""
-        if not self.allows(now_s):
-            return False
-        self._is_trying = not self.is_closed
-        return True
+    @asynccontextmanager
+    async def turn(self) -> AsyncIterator[None]:
+        """Wait until a call is let in; how the block ends tells how the server is.
 
-    def leave(self) -> None:
-        """Note that a request let through has ended without showing anything (cancelled)."""
-        self._is_trying = False
+        While the circuit is open, one call tries after the pause; the others wait for its outcome,
+        so the wait is at most the rest of the pause and that call's own time. A block that is left
+        early (cancelled, closed) shows nothing: the next one waiting tries.
 
-    def succeeded(self) -> None:
-        """Note that the server does its work."""
+        Raises:
+            GenerationFailed: The call that tried has failed; says how.
+        """
+        is_trial = await self._enter()
+        try:
+            yield
+        except CallRefused:  # it lives, and knows what it cannot do
+            self._close()
+            raise
+        except GenerationFailed as exc:
+            self._count_failure(str(exc), is_trial=is_trial)
+            raise
+        else:
+            self._close()
+        finally:
+            if is_trial:
+                self._is_trying = False
+                self._ring()
+
+    async def _enter(self) -> bool:
+        """Wait for a place; returns whether the call is the one that tries."""
+        num_openings = self._num_openings
+        while not self.is_closed:
+            if self._num_openings > num_openings:
+                raise GenerationFailed(
+                    f"the server fails: {self._last_error}; "
+                    f"it is left alone for {max(0.0, self._pause_s()):.1f} s"
+                )
+            if self.allows():
+                self._is_trying = True
+                return True
+            await self._wait()
+        return False
+
+    async def _wait(self) -> None:
+        """Wait for the pause's end, or for the outcome of the call that tries."""
+        if self._is_trying:
+            await self._changed.wait()
+            return
+        pause_s = max(SHORTEST_SLEEP_S, self._pause_s())
+        waits = (
+            asyncio.create_task(self._clock.sleep_wall(pause_s), name="circuit-pause"),
+            asyncio.create_task(self._changed.wait(), name="circuit-changed"),
+        )
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+
+    def _pause_s(self) -> float:
+        return self._open_until_s - self._clock.monotonic_s()
+
+    def _close(self) -> None:
         self._num_failures = 0
-        self._is_trying = False
+        self._ring()
 
-    def failed(self, now_s: float) -> None:
-        """Note that it did not, at a monotonic instant, seconds."""
-        self._is_trying = False
+    def _count_failure(self, error: str, *, is_trial: bool) -> None:
+        self._last_error = error
+        if not (is_trial or self.is_closed):
+            return  # it was let in before the circuit opened: no news, and no longer pause
         self._num_failures += 1
         doublings = self._num_failures - self._threshold
         if doublings >= 0:
             pause_s = min(self._longest_pause_s, self._first_pause_s * 2 ** min(doublings, 16))
-            self._open_until_s = now_s + pause_s
+            self._open_until_s = self._clock.monotonic_s() + pause_s
+            self._num_openings += 1
+
+    def _ring(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()

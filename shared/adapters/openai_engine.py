@@ -1,8 +1,9 @@
 """Any server that speaks the OpenAI API, as an engine: vLLM, SGLang, llama.cpp, ...
 
 Every request streams, so that the first token is seen and silence is noticed; the text goes on in
-chunks only where the call asked for them. A request that brought no token may be sent again; one
-that did never is. Closing the iterator closes the connection, and with it the server stops.
+chunks only where the call asked for them. A request that the server could not take now is sent
+again; one that brought a token never is. Closing the iterator closes the connection, and with it
+the server stops.
 
 A request the server itself refuses (too long, a wrong value) is `CallRefused`; everything else that
 goes wrong is `GenerationFailed`, within its timeout, and counts against the server's circuit.
@@ -25,7 +26,7 @@ from shared.adapters.openai_server import resolve, wait_for_server
 from shared.adapters.openai_stream import Answer
 from shared.contracts.messages import BoundCall
 from shared.domain.instance import InstanceSpec
-from shared.errors import CallRefused, GenerationFailed
+from shared.errors import GenerationFailed
 from shared.ports import Chunk, Clock, EngineEvent, FirstToken
 from shared.scheduling.latency import service_s
 
@@ -33,7 +34,10 @@ TYPICAL_INPUT_TOKENS = 512
 TYPICAL_OUTPUT_TOKENS = 128
 MEAN_WEIGHT = 0.05
 LAST_WORD_S = 1.0
-"""How long a server may still send something after its whole answer, wall seconds."""
+"""How long a server may still say its token counts, or goodbye, after a whole answer, wall seconds.
+
+Some keep the connection open and say neither.
+"""
 log = structlog.get_logger(__name__)
 
 
@@ -62,7 +66,7 @@ class OpenAIEngine:
         self._clock = clock
         self._model = model
         self._circuit = Circuit(
-            params.failure_threshold, params.failure_pause_s, params.longest_failure_pause_s
+            params.failure_threshold, params.failure_pause_s, params.longest_failure_pause_s, clock
         )
         self._foreign = ForeignLoad()
         self._held_tokens: dict[str, int] = {}
@@ -112,30 +116,23 @@ class OpenAIEngine:
         request = upstream_request(
             call, self._spec, self._model, sends_priority=self._params.sends_priority
         )
-        if not self._circuit.enter(self._clock.monotonic_s()):
-            raise GenerationFailed("the server failed too often lately and is left alone for now")
+        # Held while it waits for its turn too: it is on its way into the server's batch.
         self._hold(engine_id, call.predicted_input_tokens)
         self._mean_t_comp_s += MEAN_WEIGHT * (call.t_comp_s - self._mean_t_comp_s)
         try:
-            async with aclosing(self._attempts(request, engine_id)) as events:
+            async with (
+                self._circuit.turn(),
+                aclosing(self._attempts(request, engine_id)) as events,
+            ):
                 async for event in events:
                     if call.request.stream or not isinstance(event, Chunk):
                         yield event
-        except CallRefused:
-            self._circuit.succeeded()  # it lives, and knows what it cannot do
-            raise
-        except GenerationFailed:
-            self._circuit.failed(self._clock.monotonic_s())
-            raise
-        else:
-            self._circuit.succeeded()
         finally:
-            self._circuit.leave()
             self._release(engine_id)
 
     def has_room_for(self, call: BoundCall) -> bool:
         """Return whether the server would batch the call now, as far as can be known."""
-        if not self._circuit.allows(self._clock.monotonic_s()):
+        if not self._circuit.allows():
             return False
         num_running = len(self._held_tokens) + self._foreign.num_running
         if num_running >= self._spec.max_num_seqs:
@@ -164,7 +161,7 @@ class OpenAIEngine:
     async def _attempts(
         self, request: UpstreamRequest, engine_id: str
     ) -> AsyncGenerator[EngineEvent, None]:
-        """Send a request until it brings a token, or has had its tries."""
+        """Send a request until the server takes it, or it has had its tries."""
         give_up_at_s = self._clock.monotonic_s() + self._params.total_s
         for attempt in range(self._params.retries + 1):
             has_begun = False
@@ -173,10 +170,8 @@ class OpenAIEngine:
                     async for event in events:
                         has_begun = True
                         yield event
-            except CallRefused:
-                raise
-            except GenerationFailed as exc:
-                pause_s = self._pause_s(attempt, exc)
+            except ServerBusy as exc:
+                pause_s = self._pause_s(attempt, exc.retry_after_s)
                 is_late = self._clock.monotonic_s() + pause_s >= give_up_at_s
                 if has_begun or is_late or attempt == self._params.retries:
                     raise
@@ -185,32 +180,35 @@ class OpenAIEngine:
                 return
             await self._clock.sleep_wall(pause_s)
 
-    def _pause_s(self, attempt: int, failure: GenerationFailed) -> float:
-        pause_s = self._params.retry_pause_s * float(2**attempt)
-        if isinstance(failure, ServerBusy):
-            pause_s = max(pause_s, failure.retry_after_s)
+    def _pause_s(self, attempt: int, retry_after_s: float) -> float:
+        pause_s = max(retry_after_s, self._params.retry_pause_s * float(2**attempt))
         return min(pause_s, self._params.longest_retry_pause_s)
 
     async def _once(
         self, request: UpstreamRequest, engine_id: str, give_up_at_s: float
     ) -> AsyncGenerator[EngineEvent, None]:
         answer = Answer(is_chat=request.path == CHAT)
-        has_begun = False
+        has_begun = is_whole = False
         now_s = self._clock.monotonic_s
         wait_until_s = min(give_up_at_s, now_s() + self._params.first_token_s)
         async with self._client.stream(request, wait_until_s - now_s()) as stream:
             while (events := await self._more(stream, answer, wait_until_s - now_s())) is not None:
+                is_news = False
                 for data in events:
                     brings_any, text = answer.take(data)
                     if not brings_any:
                         continue
+                    is_news = True
                     self._held_tokens[engine_id] += 1
                     if not has_begun:
                         has_begun = True
                         yield FirstToken()
                     if text:
                         yield Chunk(text)
-                if has_begun:
+                if answer.is_complete and (is_news or not is_whole):
+                    is_whole = True  # what is no news from here on (a ping) buys no more time
+                    wait_until_s = min(give_up_at_s, now_s() + LAST_WORD_S)
+                elif has_begun and not is_whole:
                     wait_until_s = min(give_up_at_s, now_s() + self._params.idle_s)
         finished = answer.finished()
         if not answer.has_usage:
@@ -223,12 +221,12 @@ class OpenAIEngine:
         self, stream: UpstreamStream, answer: Answer, limit_s: float
     ) -> list[str] | None:
         """Return the next events; a whole answer is not waited on for its formal end."""
-        if not (answer.is_complete and answer.has_usage):
-            return await stream.read(limit_s)
         try:
-            return await stream.read(min(limit_s, LAST_WORD_S))
+            return await stream.read(limit_s)
         except GenerationFailed:
-            return None
+            if answer.is_complete:
+                return None
+            raise
 
     def _hold(self, engine_id: str, input_tokens: int) -> None:
         self._held_tokens[engine_id] = max(1, input_tokens)

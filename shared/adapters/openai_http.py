@@ -22,15 +22,25 @@ from shared.errors import CallRefused, GenerationFailed
 
 METRICS_S = 2.0
 REFUSED = frozenset({400, 405, 413, 415, 422, 501})
-BUSY = frozenset({408, 425, 429, 500, 502, 503, 504})
+BUSY = frozenset({408, 425, 429})
+"""Besides every 5xx that is no refusal."""
 NEVER = "not supported"
 """In llama.cpp's answer, a 500, to what its model can never do, such as looking at images."""
+HTML = frozenset({"text/html", "application/xhtml+xml"})
+_IS_HTML = "the server answered with HTML, not with an API's JSON; is this the API's address?"
+_BROKE = "the connection broke in the middle of the answer"
+_TEXTS: tuple[tuple[type[BaseException], str], ...] = (
+    (aiohttp.ServerDisconnectedError, "it closed the connection without an answer"),
+    (TimeoutError, "no answer in time"),
+    (aiohttp.ClientPayloadError, _BROKE),
+    (aiohttp.ClientResponseError, "what came is not what a web server sends"),
+)
 _READ_ERROR_BYTES = 65_536
 _READ_METRICS_BYTES = 8 * 1024 * 1024
 
 
 class ServerBusy(GenerationFailed):
-    """The server could not do it now.
+    """The server could not take the request now: the only failure after which it is sent again.
 
     Args:
         detail: What it said.
@@ -75,8 +85,12 @@ class UpstreamStream:
                 data = await self._response.content.readany()
         except TimeoutError as exc:
             raise GenerationFailed("the server fell silent in the middle of its answer") from exc
-        except (aiohttp.ClientError, OSError, ValueError) as exc:
-            raise GenerationFailed(f"the server's answer broke off: {_name(exc)}") from exc
+        except (aiohttp.ClientError, OSError) as exc:
+            raise GenerationFailed(_BROKE) from exc
+        except UnicodeDecodeError as exc:
+            raise GenerationFailed("the server's answer is no text") from exc
+        except ValueError as exc:
+            raise GenerationFailed(f"the server's answer cannot be read: {exc}") from exc
         events = self._lines.feed(data) if data else self._lines.rest()
         self._is_over = not data or DONE in events
         return [event for event in events if event != DONE]
@@ -126,6 +140,8 @@ class UpstreamClient:
         """
         response = await self._send(request, limit_s)
         try:
+            if response.content_type in HTML:
+                raise GenerationFailed(_IS_HTML)
             yield UpstreamStream(response, self._params)
         finally:
             response.close()
@@ -141,8 +157,10 @@ class UpstreamClient:
             async with asyncio.timeout(self._params.connect_s):
                 text = await self._get(path, self._params.max_line_bytes)
                 return json.loads(text)
-        except (TimeoutError, aiohttp.ClientError, OSError, ValueError, RecursionError) as exc:
-            raise GenerationFailed(f"{self._params.endpoint(path)}: {_name(exc)}") from exc
+        except (ValueError, RecursionError) as exc:
+            raise GenerationFailed(f"{path} gives no JSON") from exc
+        except (TimeoutError, aiohttp.ClientError, OSError) as exc:
+            raise GenerationFailed(_name(exc)) from exc
 
     async def load(self) -> ServerLoad | None:
         """Return what its metrics say; None where it has none, or does not answer."""
@@ -158,6 +176,8 @@ class UpstreamClient:
         async with self._session.get(url, allow_redirects=False) as response:
             if response.status != 200:
                 await _raise_for(response)
+            if response.content_type in HTML:
+                raise CallRefused(_IS_HTML)
             return (await _read_some(response, limit_bytes)).decode(errors="replace")
 
     async def _send(self, request: UpstreamRequest, limit_s: float) -> aiohttp.ClientResponse:
@@ -169,10 +189,14 @@ class UpstreamClient:
                     async with response:
                         await _raise_for(response)
                 return response
+        except aiohttp.ClientConnectionError as exc:  # one of them is a TimeoutError as well
+            raise ServerBusy(f"the server cannot be reached: {_name(exc)}") from exc
         except TimeoutError as exc:
             raise GenerationFailed("the server gave no answer in time") from exc
-        except (aiohttp.ClientError, OSError) as exc:
+        except OSError as exc:
             raise ServerBusy(f"the server cannot be reached: {_name(exc)}") from exc
+        except aiohttp.ClientError as exc:
+            raise GenerationFailed(f"the server's answer is none: {_name(exc)}") from exc
 
 
 async def _raise_for(response: aiohttp.ClientResponse) -> None:
@@ -185,7 +209,7 @@ async def _raise_for(response: aiohttp.ClientResponse) -> None:
     detail = f"HTTP {status}: {said}"
     if status in REFUSED or (status == 500 and NEVER in said):
         raise CallRefused(detail)
-    if status in BUSY:
+    if status in BUSY or status >= 500:
         raise ServerBusy(detail, _retry_after_s(response.headers.get("Retry-After")))
     raise GenerationFailed(detail)
 
@@ -223,8 +247,17 @@ async def _read_some(response: aiohttp.ClientResponse, limit_bytes: int) -> byte
 
 
 def _name(exc: BaseException) -> str:
+    """Return what went wrong, in words that do not name the client library's internals."""
+    if isinstance(exc, aiohttp.ClientSSLError):  # less the line of the C file it adds
+        reason = str(exc.os_error).partition(" (_ssl")[0]
+        return f"no secure connection to {exc.host}:{exc.port}: {reason}"
     if isinstance(exc, aiohttp.ClientConnectorError):  # its own text is about its internals
         number = exc.errno or 0  # a name that is not found has a negative one
         why = os.strerror(number) if number > 0 else exc.strerror
         return f"cannot connect to {exc.host}:{exc.port}: {why}"
+    for kind, text in _TEXTS:
+        if isinstance(exc, kind):
+            return text
+    if isinstance(exc, OSError) and exc.errno:
+        return os.strerror(exc.errno)
     return str(exc) or type(exc).__name__

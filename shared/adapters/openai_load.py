@@ -26,6 +26,9 @@ KV_USED = (
     "llamacpp:kv_cache_usage_ratio",  # dropped in 2025
     "sglang:token_usage",
 )
+MAX_BLOCK_TOKENS = 65_536
+MAX_KV_TOKENS = 1_000_000_000
+"""Above what any server has: the largest caches hold some ten million tokens for each GPU."""
 _CACHE_CONFIG = "vllm:cache_config_info"
 _SAMPLE = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)", re.MULTILINE)
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
@@ -38,7 +41,7 @@ class ServerLoad(NamedTuple):
         num_running: Calls in its batch, everybody's.
         num_waiting: Calls in its own queue, everybody's.
         kv_used_share: Share of its KV cache in use, or None where it does not say.
-        kv_tokens: Room of its KV cache, tokens; 0 where it does not say.
+        kv_tokens: Room of its KV cache, tokens; 0 where it does not say, or what cannot be true.
         block_tokens: Its KV block size, tokens; likewise.
     """
 
@@ -56,9 +59,9 @@ def parse_load(text: str) -> ServerLoad | None:
     for name, labels, value in _SAMPLE.findall(text):
         if name == _CACHE_CONFIG:
             found = dict(_LABEL.findall(labels))
-            own_tokens = _int(found.get("block_size"))
-            block_tokens = own_tokens or block_tokens
-            kv_tokens += own_tokens * _int(found.get("num_gpu_blocks"))
+            own_block, own_kv = _cache_sizes(found)
+            block_tokens = own_block or block_tokens
+            kv_tokens = min(MAX_KV_TOKENS, kv_tokens + own_kv)
         number = _float(value)
         if number is not None:
             sums.setdefault(name, []).append(number)
@@ -73,6 +76,15 @@ def parse_load(text: str) -> ServerLoad | None:
         kv_tokens=kv_tokens,
         block_tokens=block_tokens,
     )
+
+
+def _cache_sizes(labels: dict[str, str]) -> tuple[int, int]:
+    """Return an engine's block size and cache size, tokens; zeros where they cannot be true."""
+    block_tokens = _int(labels.get("block_size"))
+    kv_tokens = block_tokens * _int(labels.get("num_gpu_blocks"))
+    if block_tokens > MAX_BLOCK_TOKENS or not 0 < kv_tokens <= MAX_KV_TOKENS:
+        return 0, 0
+    return block_tokens, kv_tokens
 
 
 def _total(sums: dict[str, list[float]], names: tuple[str, ...]) -> float | None:

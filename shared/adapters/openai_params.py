@@ -32,7 +32,7 @@ class OpenAIParams:
     total_s: float = 3_600.0
     """Longest time for a call."""
     retries: int = 2
-    """Further tries of a request that brought no token; a call that was refused has none."""
+    """Further tries of a request that the server could not take now (no connection, 429, 5xx)."""
     retry_pause_s: float = 0.25
     """Pause before the first of them, doubled before each further one."""
     longest_retry_pause_s: float = 5.0
@@ -41,7 +41,7 @@ class OpenAIParams:
     """Failures in a row after which the server is left alone for a while."""
     failure_pause_s: float = 1.0
     """How long, at first; doubled while it goes on failing."""
-    longest_failure_pause_s: float = 30.0
+    longest_failure_pause_s: float = 5.0
     """Longest of these pauses."""
     startup_s: float = 60.0
     """How long to wait at the start for a server that does not answer yet."""
@@ -55,7 +55,13 @@ class OpenAIParams:
     """Largest answer that is read."""
 
     def __post_init__(self) -> None:
-        parts = urlsplit(self.url)
+        try:
+            parts = urlsplit(self.url)
+            _ = parts.port  # read, because only that checks it
+        except ValueError as exc:
+            raise ConfigError(
+                f"{self.url!r} is no server's address ({exc}); give http://HOST:PORT"
+            ) from exc
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ConfigError(f"{self.url!r} is no server's address; give http://HOST:PORT")
         for path in ENDPOINTS:

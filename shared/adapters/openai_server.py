@@ -6,13 +6,17 @@ import msgspec
 import structlog
 
 from shared.adapters.openai_http import UpstreamClient
+from shared.adapters.openai_load import MAX_KV_TOKENS
 from shared.adapters.openai_params import OpenAIParams
 from shared.contracts.messages import MAX_TOKENS
 from shared.domain.instance import InstanceSpec
 from shared.errors import CallRefused, ConfigError, GenerationFailed, TransientError
 from shared.ports import Clock
 
+MODELS = "/v1/models"
 POLL_S = 0.5
+MAX_SLOTS = 65_536
+"""Above what any server batches; a number beyond it is a mistake that memory would pay for."""
 log = structlog.get_logger(__name__)
 
 
@@ -48,7 +52,10 @@ class ServerFacts(NamedTuple):
             return wanted
         if not chosen and len(self.models) == 1:
             return self.models[0]
-        raise ConfigError(f"the server has no model {wanted!r}; it has {', '.join(self.models)}")
+        raise ConfigError(
+            f"the server has no model {wanted!r}; it has {', '.join(self.models)}; "
+            "name one of them: WORKER_OPENAI__MODEL, or `model` in the fleet file"
+        )
 
 
 async def wait_for_server(
@@ -68,10 +75,10 @@ async def wait_for_server(
             raise ConfigError(f"{params.url} is no OpenAI-compatible server: {exc}") from exc
         except GenerationFailed as exc:
             if _is_final(exc):
-                raise ConfigError(f"{params.url} refuses to answer: {exc}") from exc
+                raise ConfigError(f"{params.endpoint(MODELS)} refuses: {exc}") from exc
             if clock.monotonic_s() >= give_up_at_s:
                 raise TransientError(
-                    f"{params.url} did not answer within {params.startup_s:g} s: {exc}"
+                    f"{params.endpoint(MODELS)} did not answer within {params.startup_s:g} s: {exc}"
                 ) from exc
         await clock.sleep_wall(POLL_S)
 
@@ -86,10 +93,10 @@ async def ask(client: UpstreamClient) -> ServerFacts:
     Raises:
         GenerationFailed: It does not answer as such a server does.
     """
-    listed = await client.get_json("/v1/models")
+    listed = await client.get_json(MODELS)
     entries = listed.get("data") if isinstance(listed, dict) else None
     if not isinstance(entries, list):
-        raise CallRefused("/v1/models lists no models")
+        raise CallRefused(f"{MODELS} lists no models")
     own = [entry for entry in entries if isinstance(entry, dict)]
     names = [name for entry in own for name in _names(entry)]
     load = await client.load()
@@ -112,9 +119,8 @@ def resolve(spec: InstanceSpec, facts: ServerFacts) -> InstanceSpec:
         changes["max_context_tokens"] = facts.max_context_tokens
     if facts.num_slots:
         changes["max_num_seqs"] = min(spec.max_num_seqs, facts.num_slots)
-        changes["kv_tokens"] = facts.num_slots * (
-            facts.max_context_tokens or spec.max_context_tokens
-        )
+        kv_tokens = facts.num_slots * (facts.max_context_tokens or spec.max_context_tokens)
+        changes["kv_tokens"] = min(MAX_KV_TOKENS, kv_tokens)
     if facts.kv_tokens:
         changes["kv_tokens"] = facts.kv_tokens
         changes["block_tokens"] = facts.block_tokens
@@ -151,4 +157,5 @@ async def _num_slots(client: UpstreamClient) -> int:
     except GenerationFailed:
         return 0
     slots = props.get("total_slots") if isinstance(props, dict) else 0
-    return slots if isinstance(slots, int) and not isinstance(slots, bool) and slots > 0 else 0
+    is_number = isinstance(slots, int) and not isinstance(slots, bool)
+    return slots if isinstance(slots, int) and is_number and 0 < slots <= MAX_SLOTS else 0

@@ -5,6 +5,7 @@ result. Whatever is no valid event is a `GenerationFailed`; nothing is guessed.
 """
 
 import json
+import math
 from typing import Any
 
 from shared.adapters.whole_text import TextPieces, whole_text
@@ -14,13 +15,34 @@ from shared.ports import Finished
 
 DONE = "[DONE]"
 _QUOTED = 120
+_SAID = 480
+"""As much as an outcome's detail carries; an error's point is often at its end."""
+_WHOLE_NUMBERS = range(-(2**63), 2**64)
+"""What MessagePack carries."""
+_LONGEST_WHOLE_NUMBER = 20
+_TOO_LONG = "the server's answer is longer than any answer may be"
+
+
+def _number(text: str) -> int | float | None:
+    """Return a whole number; one that is too large to be carried as nearly as can be, or not."""
+    if len(text) <= _LONGEST_WHOLE_NUMBER and (whole := int(text)) in _WHOLE_NUMBERS:
+        return whole
+    number = float(text)
+    return number if math.isfinite(number) else None
+
+
+_JSON = json.JSONDecoder(parse_int=_number)
 
 
 class EventLines:
     """Cuts a stream of bytes into events; comments (pings) and other fields are skipped.
 
+    Lines end with CR, LF or both, and an empty one ends an event, whose `data:` lines belong
+    together. Some servers forget the empty line: where what came before is whole by itself, the
+    next `data:` line begins a new event.
+
     Args:
-        max_line_bytes: Longest line, bytes.
+        max_line_bytes: Longest line, and longest event, bytes.
         max_total_bytes: Longest stream, bytes.
     """
 
@@ -28,24 +50,60 @@ class EventLines:
         self._max_line_bytes = max_line_bytes
         self._left_bytes = max_total_bytes
         self._rest = b""
+        self._is_after_cr = False
+        self._event: list[str] = []
+        self._event_size = 0
 
     def feed(self, data: bytes) -> list[str]:
         """Return the data of every event that is complete.
 
         Raises:
-            GenerationFailed: A line, or the stream, is longer than allowed, or no text.
+            GenerationFailed: A line, an event or the stream is longer than allowed, or no text.
         """
         self._left_bytes -= len(data)
+        if self._is_after_cr and data.startswith(b"\n"):
+            data = data[1:]  # the second half of a line's end that was cut in two
+            self._is_after_cr = False
+        if data:
+            self._is_after_cr = data.endswith(b"\r")
+        if b"\r" in data:
+            data = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
         *lines, self._rest = (self._rest + data).split(b"\n")
         if self._left_bytes < 0 or len(self._rest) > self._max_line_bytes:
-            raise GenerationFailed("the server's answer is longer than any answer may be")
-        return [text for line in lines if (text := _event_data(line))]
+            raise GenerationFailed(_TOO_LONG)
+        return [text for line in lines for text in self._take(line)]
 
     def rest(self) -> list[str]:
-        """Return the data of a last event that no newline ended."""
-        text = _event_data(self._rest)
+        """Return the data of a last event that nothing ended.
+
+        Raises:
+            GenerationFailed: It is longer than allowed, or no text.
+        """
+        events = [*self._take(self._rest), *self._end_event()]
         self._rest = b""
-        return [text] if text else []
+        return events
+
+    def _take(self, line: bytes) -> list[str]:
+        """Take a line; returns the events that it ends."""
+        if not line:
+            return self._end_event()
+        data = _event_data(line)
+        if not data:
+            return []
+        # Only a first line is looked at: to parse again with each further one would take for ever.
+        is_first_whole = len(self._event) == 1 and _is_whole(self._event[0])
+        before = self._end_event() if is_first_whole else []
+        self._event.append(data)
+        self._event_size += len(line)
+        if self._event_size > self._max_line_bytes:
+            raise GenerationFailed(_TOO_LONG)
+        # Nothing follows this one, perhaps not even an empty line.
+        return before + (self._end_event() if self._event == [DONE] else [])
+
+    def _end_event(self) -> list[str]:
+        events = ["\n".join(self._event)] if self._event else []
+        self._event, self._event_size = [], 0
+        return events
 
 
 def _event_data(line: bytes) -> str:
@@ -56,6 +114,15 @@ def _event_data(line: bytes) -> str:
             except UnicodeDecodeError as exc:
                 raise GenerationFailed("the server's answer is no text") from exc
     return ""
+
+
+def _is_whole(line: str) -> bool:
+    """Return whether an event's line is a JSON value, so that no further one belongs to it."""
+    try:
+        _JSON.decode(line)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 class Answer:
@@ -176,7 +243,7 @@ def parse_event(data: str) -> dict[str, Any]:
         GenerationFailed: It is no JSON object, or the server's word that it failed.
     """
     try:
-        event = json.loads(data)
+        event = _JSON.decode(data)
     except (ValueError, RecursionError) as exc:
         raise GenerationFailed(f"the server sent garbage: {data[:_QUOTED]!r}") from exc
     if not isinstance(event, dict):
@@ -191,7 +258,7 @@ def error_text(error: object) -> str:
     """Return what an error object says, short enough to quote."""
     if isinstance(error, dict):
         error = error.get("message") or error.get("type") or error
-    return whole_text(str(error)[:_QUOTED])
+    return whole_text(str(error)[:_SAID])
 
 
 def _merge(whole: dict[str, Any], part: dict[str, Any]) -> None:
