@@ -5,12 +5,15 @@ up its attempts within milliseconds, on a server that is well again a second lat
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+
+import structlog
 
 from shared.errors import CallRefused, GenerationFailed
 from shared.ports import Clock
 
+log = structlog.get_logger(__name__)
 SHORTEST_SLEEP_S = 0.001
 """So that a rest of a pause too small to add to the clock's time cannot be slept for ever."""
 
@@ -23,11 +26,18 @@ class Circuit:
         first_pause_s: First pause, wall seconds.
         longest_pause_s: Longest pause, wall seconds.
         clock: For its monotonic time, and to wait.
+        name: Of the instance, for the log.
     """
 
     def __init__(
-        self, threshold: int, first_pause_s: float, longest_pause_s: float, clock: Clock
+        self,
+        threshold: int,
+        first_pause_s: float,
+        longest_pause_s: float,
+        clock: Clock,
+        name: str = "",
     ) -> None:
+        self._name = name
         self._threshold = threshold
         self._first_pause_s = first_pause_s
         self._longest_pause_s = longest_pause_s
@@ -49,8 +59,11 @@ class Circuit:
         return self.is_closed or (not self._is_trying and self._pause_s() <= 0)
 
     @asynccontextmanager
-    async def turn(self) -> AsyncIterator[None]:
+    async def turn(self) -> AsyncIterator[Callable[[], None]]:
         """Wait until a call is let in; how the block ends tells how the server is.
+
+        What it returns tells earlier that all went well: a generator is left at its last event by
+        those who want no more, and never gets to its end.
 
         While the circuit is open, one call tries after the pause; the others wait for its outcome,
         so the wait is at most the rest of the pause and that call's own time. A block that is left
@@ -61,7 +74,7 @@ class Circuit:
         """
         is_trial = await self._enter()
         try:
-            yield
+            yield self._close
         except CallRefused:  # it lives, and knows what it cannot do
             self._close()
             raise
@@ -110,6 +123,8 @@ class Circuit:
         return self._open_until_s - self._clock.monotonic_s()
 
     def _close(self) -> None:
+        if not self.is_closed:
+            log.warning("server_is_well_again", instance_id=self._name)
         self._num_failures = 0
         self._ring()
 
@@ -123,6 +138,9 @@ class Circuit:
             pause_s = min(self._longest_pause_s, self._first_pause_s * 2 ** min(doublings, 16))
             self._open_until_s = self._clock.monotonic_s() + pause_s
             self._num_openings += 1
+            log.warning(
+                "server_left_alone", instance_id=self._name, error=error, pause_s=round(pause_s, 1)
+            )
 
     def _ring(self) -> None:
         self._changed.set()

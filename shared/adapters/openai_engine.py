@@ -27,7 +27,7 @@ from shared.adapters.openai_stream import Answer
 from shared.contracts.messages import BoundCall
 from shared.domain.instance import InstanceSpec
 from shared.errors import GenerationFailed
-from shared.ports import Chunk, Clock, EngineEvent, FirstToken
+from shared.ports import Chunk, Clock, EngineEvent, Finished, FirstToken
 from shared.scheduling.latency import service_s
 
 TYPICAL_INPUT_TOKENS = 512
@@ -66,7 +66,11 @@ class OpenAIEngine:
         self._clock = clock
         self._model = model
         self._circuit = Circuit(
-            params.failure_threshold, params.failure_pause_s, params.longest_failure_pause_s, clock
+            params.failure_threshold,
+            params.failure_pause_s,
+            params.longest_failure_pause_s,
+            clock,
+            spec.instance_id,
         )
         self._foreign = ForeignLoad()
         self._held_tokens: dict[str, int] = {}
@@ -121,10 +125,12 @@ class OpenAIEngine:
         self._mean_t_comp_s += MEAN_WEIGHT * (call.t_comp_s - self._mean_t_comp_s)
         try:
             async with (
-                self._circuit.turn(),
+                self._circuit.turn() as went_well,
                 aclosing(self._attempts(request, engine_id)) as events,
             ):
                 async for event in events:
+                    if isinstance(event, Finished):
+                        went_well()
                     if call.request.stream or not isinstance(event, Chunk):
                         yield event
         finally:

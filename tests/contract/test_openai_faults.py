@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 import pytest
@@ -169,3 +169,17 @@ async def test_tls_with_a_server_that_has_none_is_told_as_such(server: FakeServe
             pass
     assert str(told.value).count("https://") == 1
     assert "_ssl" not in str(told.value)
+
+
+async def test_answers_between_failures_count_though_nobody_waits_for_their_end(server: FakeServer):
+    """Whoever has the result leaves the generator; failures that are not in a row open nothing."""
+    async with opened(server, retries=0, failure_threshold=2, failure_pause_s=ENDS_S) as engine:
+        for number in range(4):
+            server.faults = [answers_status(500)]
+            with pytest.raises(GenerationFailed):
+                await events_of(engine, bound_call(f"bad-{number}", prompt="word"))
+            assert engine.has_room_for(CALL)
+            async with aclosing(engine.generate(CALL, f"good-{number}")) as events:
+                async for event in events:
+                    if isinstance(event, Finished):
+                        break
