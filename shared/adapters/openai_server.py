@@ -157,5 +157,5 @@ async def _num_slots(client: UpstreamClient) -> int:
     except GenerationFailed:
         return 0
     slots = props.get("total_slots") if isinstance(props, dict) else 0
-    is_number = isinstance(slots, int) and not isinstance(slots, bool)
-    return slots if isinstance(slots, int) and is_number and 0 < slots <= MAX_SLOTS else 0
+    # No `isinstance`: JSON's true is an int too.
+    return slots if type(slots) is int and 0 < slots <= MAX_SLOTS else 0

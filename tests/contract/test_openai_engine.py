@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from contextlib import AsyncExitStack, aclosing
 from typing import Any
 
 import pytest
@@ -17,6 +17,7 @@ from shared.contracts.messages import BoundCall
 from shared.errors import CallRefused, ConfigError, GenerationFailed, TransientError
 from shared.ports import Chunk, Engine, Finished, FirstToken
 from tests.contract.engine_contract import WITHIN_S, EngineContract, events_of
+from tests.support.openai_engines import QUICK, opened
 from tests.support.openai_server import (
     CONTEXT_TOKENS,
     VLLM_METRICS,
@@ -34,12 +35,6 @@ from tests.support.openai_server import (
 from tests.support.worker_bench import SPEC, bound_call
 
 CHAT = ({"role": "user", "content": "how many orders are there"},)
-QUICK: dict[str, Any] = {
-    "retry_pause_s": 0.01,
-    "load_s": 0.02,
-    "failure_threshold": 1_000,
-    "startup_s": 0.2,
-}
 SLOW = 0.3
 TOOL_CALL_PIECES: list[list[dict[str, Any]]] = [
     [
@@ -62,21 +57,6 @@ def real_call(request_id: str, *, input_tokens: int = 50, **fields: Any) -> Boun
     output_tokens = fields.get("output_tokens", 5)
     given = {"prompt": "word " * input_tokens, "max_tokens": output_tokens, "simulated": None}
     return bound_call(request_id, input_tokens=input_tokens, **(given | fields))
-
-
-@asynccontextmanager
-async def opened(server: FakeServer, **params: Any) -> AsyncIterator[OpenAIEngine]:
-    """Open an engine on a server, with short times unless others are given."""
-    chosen = OpenAIParams(url=server.url, **(QUICK | params))
-    async with OpenAIEngine.open(SPEC, chosen, SystemClock()) as engine:
-        yield engine
-
-
-@pytest.fixture
-async def server() -> AsyncIterator[FakeServer]:
-    """Return a server that does what it is told."""
-    async with fake_server() as server:
-        yield server
 
 
 class TestOpenAIEngine(EngineContract):

@@ -1,8 +1,7 @@
 """What is tried again, what is not, and what people are told, when a server fails a call."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing
 from typing import Any
 
 import pytest
@@ -14,6 +13,7 @@ from shared.adapters.openai_params import OpenAIParams
 from shared.errors import ConfigError, GenerationFailed, TransientError
 from shared.ports import Finished
 from tests.contract.engine_contract import events_of
+from tests.support.openai_engines import opened
 from tests.support.openai_server import (
     FakeServer,
     answers_status,
@@ -31,22 +31,6 @@ CALL = bound_call("a", prompt="word", max_tokens=3)
 PAGE = "<!DOCTYPE html><html><body>Welcome</body></html>"
 ENDS_S = 30.0
 """Far above what anything here takes, far below the silences that the engine would bear."""
-
-
-@asynccontextmanager
-async def opened(server: FakeServer, **params: Any) -> AsyncIterator[OpenAIEngine]:
-    """Open an engine on a server; a retry does not take long."""
-    quick = {"retry_pause_s": 0.01, "load_s": 60.0, "failure_threshold": 1_000, "startup_s": 0.2}
-    chosen = OpenAIParams(url=server.url, **(quick | params))
-    async with OpenAIEngine.open(SPEC, chosen, SystemClock()) as engine:
-        yield engine
-
-
-@pytest.fixture
-async def server() -> AsyncIterator[FakeServer]:
-    """Return a server that does what it is told."""
-    async with fake_server() as server:
-        yield server
 
 
 async def refuses_connection(_: FakeServer, request: web.Request) -> web.StreamResponse:
