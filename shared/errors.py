@@ -22,7 +22,8 @@
     │   └── InstanceLost
     └── EngineError
         ├── GenerationFailed   this call failed; the engine lives; try elsewhere
-        │   └── CallRefused    the engine cannot run this call, now or later; not tried again
+        │   ├── CallRefused    the engine cannot run this call, now or later; not tried again
+        │   └── EngineUnavailable  it takes no call now: not reached, too busy, or failing
         ├── StreamBroken       what came later does not continue the text already forwarded
         └── EngineDead         the engine is gone; the worker must exit
 
@@ -184,6 +185,12 @@ class CallRefused(GenerationFailed):
     """The engine refused the call itself (too long, a wrong value); no other try would help."""
 
     reason = "call_refused"
+
+
+class EngineUnavailable(GenerationFailed):
+    """The engine took no call now: it cannot be reached, has too much to do, or fails itself."""
+
+    reason = "engine_unavailable"
 
 
 class StreamBroken(EngineError):

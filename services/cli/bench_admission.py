@@ -19,6 +19,7 @@ from rich.table import Table
 from services.cli.console import EXIT_INTERRUPTED, print_json, stderr_console, stdout_console
 from services.cli.engine_options import (
     CoreOption,
+    ModelOption,
     OneOpenAIOption,
     RealEngineOption,
     on_one_core,
@@ -227,6 +228,7 @@ def admission_table(result: AdmissionResult) -> Table:
 def command(
     engine: RealEngineOption = None,
     openai: OneOpenAIOption = None,
+    model: ModelOption = "",
     queries: Annotated[int, typer.Option(min=5, help="Queries per run.")] = 20,
     repeats: Annotated[int, typer.Option(min=1, help="Runs of each kind, in turn.")] = 2,
     core: CoreOption = None,
@@ -237,7 +239,11 @@ def command(
     """Measure what holding calls back costs a real engine in throughput, at twice its capacity."""
     configure_logs(verbose=verbose)
     choice = on_one_core(
-        engine, openai, core, "a simulated engine admits as its model says: --engine or --openai"
+        engine,
+        openai,
+        core,
+        "a simulated engine admits as its model says: --engine or --openai",
+        model=model,
     )
     plan = AdmissionPlan(engines=choice, num_queries=queries, repeats=repeats, seed=seed)
     result = run_until_stopped(lambda stop: measure_admission(plan, stderr_console(), stop))

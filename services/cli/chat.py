@@ -12,6 +12,7 @@ from services.cli.console import print_json, stderr_console
 from services.cli.embedded import EmbeddedMesh, EmbeddedParams, open_embedded
 from services.cli.engine_options import (
     NOTHING_TO_SAY,
+    ModelOption,
     OpenAIOption,
     RealEngineOption,
     real_choice_of,
@@ -105,6 +106,7 @@ def command(
     question: Annotated[str, typer.Argument(help="What to ask, in quotes.")],
     engine: RealEngineOption = None,
     openai: OpenAIOption = None,
+    model: ModelOption = "",
     max_tokens: Annotated[
         int, typer.Option(min=1, max=100_000, help="Longest answer, tokens.")
     ] = 128,
@@ -118,7 +120,7 @@ def command(
     URL a server that runs already answers.
     """
     configure_logs(verbose=verbose)
-    engines = real_choice_of(engine, openai, NOTHING_TO_SAY)
+    engines = real_choice_of(engine, openai, NOTHING_TO_SAY, model=model)
     if not question.strip():
         raise ConfigError("there is no question")
     plan = ChatPlan(question=question, engines=engines, max_tokens=max_tokens, is_quiet=json)

@@ -50,13 +50,20 @@ OneOpenAIOption = Annotated[
         "OPENAI_API_KEY.",
     ),
 ]
+ModelOption = Annotated[
+    str, typer.Option(metavar="NAME", help="Which model, where --openai's servers have several.")
+]
 CoreOption = Annotated[
     int | None, typer.Option(min=0, help="Hold the engine on this core; default: the last.")
 ]
 
 
 def choice_of(
-    engine: str | None, openai: Sequence[str] | None, *, fleet: str | None = None
+    engine: str | None,
+    openai: Sequence[str] | None,
+    *,
+    fleet: str | None = None,
+    model: str = "",
 ) -> EngineChoice | None:
     """Return the engines that a command's options choose; None: simulated ones.
 
@@ -64,6 +71,7 @@ def choice_of(
         engine: As `--engine` says.
         openai: Servers that run already.
         fleet: File with the speeds of real ones.
+        model: Which model of the servers; empty: the only one they have.
 
     Raises:
         ConfigError: The options contradict each other, or there is no such engine.
@@ -76,8 +84,12 @@ def choice_of(
         )
     if openai and engine not in (None, "openai"):
         raise ConfigError(f"--openai names servers, --engine {engine} starts one: use one of them")
+    if model and not openai:
+        raise ConfigError(f"--model {model} chooses a model of the servers that --openai names")
     if openai:
-        return EngineChoice(engine="openai", urls=tuple(openai), fleet=path, api_key=_api_key())
+        return EngineChoice(
+            engine="openai", urls=tuple(openai), fleet=path, api_key=_api_key(), model=model
+        )
     if engine in (None, SIMULATED):
         return None
     if engine == "llamacpp":
@@ -96,18 +108,21 @@ def choice_of(
     )
 
 
-def real_choice_of(engine: str | None, openai: Sequence[str] | None, why: str) -> EngineChoice:
+def real_choice_of(
+    engine: str | None, openai: Sequence[str] | None, why: str, *, model: str = ""
+) -> EngineChoice:
     """Return the engines of a command that has no use for simulated ones.
 
     Args:
         engine: As `--engine` says; None: not given, so llama.cpp where no server is named either.
         openai: Servers that run already.
         why: What is said to a simulated engine.
+        model: Which model of the servers; empty: the only one they have.
 
     Raises:
         ConfigError: The options contradict each other, or choose a simulated engine.
     """
-    choice = choice_of(engine or (None if openai else DEFAULT_REAL), openai)
+    choice = choice_of(engine or (None if openai else DEFAULT_REAL), openai, model=model)
     if choice is None:
         raise ConfigError(why)
     return choice
@@ -116,12 +131,18 @@ def real_choice_of(engine: str | None, openai: Sequence[str] | None, why: str) -
 def asked_for(choice: EngineChoice) -> str:
     """Return the options that choose these engines."""
     if choice.urls:
-        return " ".join(f"--openai {url}" for url in choice.urls)
+        named = [f"--openai {url}" for url in choice.urls]
+        return " ".join([*named, *([f"--model {choice.model}"] if choice.model else [])])
     return f"--engine {choice.engine}"
 
 
 def on_one_core(
-    engine: str | None, openai: Sequence[str] | None, core: int | None, why: str
+    engine: str | None,
+    openai: Sequence[str] | None,
+    core: int | None,
+    why: str,
+    *,
+    model: str = "",
 ) -> EngineChoice:
     """Return the one engine to measure; if it is started here, held on a core.
 
@@ -130,6 +151,7 @@ def on_one_core(
         openai: A server that runs already.
         core: The core; None: the last.
         why: What is said to a simulated engine.
+        model: Which model of the server; empty: the only one it has.
 
     Raises:
         ConfigError: The options contradict each other.
@@ -138,7 +160,7 @@ def on_one_core(
         raise ConfigError(f"--openai names {len(openai)} servers: one at a time is measured")
     if openai and core is not None:
         raise ConfigError("--core holds an engine that is started here; it cannot move --openai's")
-    choice = real_choice_of(engine, openai, why)
+    choice = real_choice_of(engine, openai, why, model=model)
     if choice.engine == "openai":
         return choice
     usable = sorted(os.sched_getaffinity(0))

@@ -23,6 +23,7 @@ from services.cli.console import (
 )
 from services.cli.engine_options import (
     CoreOption,
+    ModelOption,
     OneOpenAIOption,
     RealEngineOption,
     on_one_core,
@@ -230,6 +231,15 @@ def fidelity_table(results: list[LoadResult]) -> Table:
     return table
 
 
+def profile_text(profile: Profile) -> str:
+    """Return in one line how good the profile is that the simulator had."""
+    fit, held_out = profile.fit.errors.latency_median, profile.held_out.latency_median
+    return (
+        f"Its profile: {profile.num_calls} calls, equal ones ±{_share(profile.noise)} apart; "
+        f"median error {_share(fit)} on those it was fitted on, {_share(held_out)} on others."
+    )
+
+
 def _share(value: float) -> str:
     return f"{value:.1%}" if math.isfinite(value) else "no values"
 
@@ -261,6 +271,7 @@ def _steps(run: RunTimings) -> tuple[list[float], list[float]]:
 def command(
     engine: RealEngineOption = None,
     openai: OneOpenAIOption = None,
+    model: ModelOption = "",
     loads: Annotated[
         str,
         typer.Option(help="Shares of the knee (the rate that saturates the engine), with commas."),
@@ -283,7 +294,9 @@ def command(
     machine.
     """
     configure_logs(verbose=verbose)
-    choice = on_one_core(engine, openai, core, "a simulated engine is the simulator itself")
+    choice = on_one_core(
+        engine, openai, core, "a simulated engine is the simulator itself", model=model
+    )
     plan = FidelityPlan(
         engines=choice,
         loads=parse_loads(loads),
@@ -303,6 +316,7 @@ def command(
     else:
         shown = stdout_console()
         shown.print(fidelity_table(results))
+        shown.print(profile_text(profile), soft_wrap=True)
         shown.print(f"Plot: [bold]{picture}[/bold]", soft_wrap=True)
     if was_stopped:
         raise typer.Exit(EXIT_INTERRUPTED)

@@ -11,6 +11,7 @@ from rich.console import Console
 from services.cli import plots
 from services.cli.console import print_json, stderr_console, stdout_console
 from services.cli.engine_options import (
+    ModelOption,
     OpenAIOption,
     RealEngineOption,
     asked_for,
@@ -105,6 +106,7 @@ def check_writable(path: Path) -> None:
 def command(
     engine: RealEngineOption = None,
     openai: OpenAIOption = None,
+    model: ModelOption = "",
     out: Annotated[
         Path, typer.Option("--out", "-o", help="The fleet file to write; a plot goes beside it.")
     ] = Path("out/profile.toml"),
@@ -120,7 +122,7 @@ def command(
     """
     configure_logs(verbose=verbose)
     choice = real_choice_of(
-        engine, openai, "a simulated engine's speed is what its fleet file says"
+        engine, openai, "a simulated engine's speed is what its fleet file says", model=model
     )
     check_writable(out)  # better told now than after minutes
     console = stderr_console()

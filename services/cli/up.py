@@ -22,7 +22,7 @@ from services.cli.embedded import (
     open_embedded,
     open_mesh_on,
 )
-from services.cli.engine_options import EngineOption, OpenAIOption, choice_of
+from services.cli.engine_options import EngineOption, ModelOption, OpenAIOption, choice_of
 from services.cli.gateway_options import (
     GatewayOption,
     PortOption,
@@ -48,7 +48,7 @@ from services.cli.session import MeshAccess, drive, new_run_id
 from services.cli.tally import Tally
 from services.cli.text2sql.databases import check_databases, databases_named
 from services.cli.text2sql.mesh import AgentDatabasesOption, agent_of_fleet, agent_text
-from services.cli.watch import MeshWatch, watch_line, watch_table, watching
+from services.cli.watch import MeshWatch, end_line, watch_line, watch_table, watching
 from services.cli.workload import WorkloadParams, build_workload
 from shared.adapters.clock import SystemClock
 from shared.adapters.kafka import KafkaBroker
@@ -131,7 +131,7 @@ async def up(plan: UpPlan, console: Console, stop: asyncio.Event) -> None:
             group.create_task(_view(console, watch, tally, stop), name="view")
             leaving = _say_draining(console, watch, _longest_end_s(plan, access), stop)
             group.create_task(leaving, name="leaving")
-    console.print(watch_line(watch), soft_wrap=True)
+    console.print(end_line(watch), soft_wrap=True)
     if isinstance(access, EmbeddedMesh) and access.ending.late:
         late = ", ".join(access.ending.late)
         console.print(f"cut off after {access.ending.bound_s:g} s: {late}", style="yellow")
@@ -309,6 +309,7 @@ def command(
     fleet: NamedFleetOption = None,
     engine: EngineOption = None,
     openai: OpenAIOption = None,
+    model: ModelOption = "",
     policy: PolicyOption = None,
     alpha: AlphaOption = None,
     time_scale: TimeScaleOption = 1.0,
@@ -371,7 +372,7 @@ def command(
         ),
         dispatchers=dispatchers,
         rate_qps=rate,
-        engines=choice_of(engine, openai, fleet=fleet),
+        engines=choice_of(engine, openai, fleet=fleet, model=model),
         databases=databases_named(db or ()),
         gateway_port=port_of(wanted=gateway, port=port),
     )

@@ -23,9 +23,11 @@ from shared.errors import ContractError
 from shared.ports import Record, StartAt, TopicPartition
 from shared.runtime.tables import Follower, OnRecord
 from shared.scheduling.attainment import percentile
+from shared.scheduling.outliers import OutlierRules, is_failing
 
 DRIFT = 1.25
 REMEMBERED_CALLS = 500
+RULES = OutlierRules()
 
 
 class MeshWatch:
@@ -137,7 +139,7 @@ def watch_table(watch: MeshWatch) -> Table:
         table.add_row(
             instance_id,
             state.spec.gpu,
-            state.phase,
+            _phase(state),
             str(state.num_waiting),
             f"{state.num_running}/{state.capacity}",
             seconds(state.backlog_s),
@@ -148,12 +150,26 @@ def watch_table(watch: MeshWatch) -> Table:
     return table
 
 
+def end_line(watch: MeshWatch) -> str:
+    """Return what is left to say of a mesh that has ended."""
+    return f"The mesh has ended. Calls until its drain: {_outcomes(watch) or 'none'}."
+
+
+def _outcomes(watch: MeshWatch) -> str:
+    return ", ".join(f"{kind} {num}" for kind, num in sorted(watch.outcomes.items()))
+
+
+def _phase(state: InstanceState) -> str:
+    if state.phase != "serving" or not is_failing(state.failures_in_a_row, RULES):
+        return state.phase
+    return f"failing ({state.failures_in_a_row} in a row)"
+
+
 def watch_line(watch: MeshWatch) -> str:
     """Return the outcomes so far in one line."""
-    outcomes = ", ".join(f"{kind} {num}" for kind, num in sorted(watch.outcomes.items()))
     parts = [
         f"calls: waiting {watch.num_waiting}, running {watch.num_running}",
-        outcomes or "none ended yet",
+        _outcomes(watch) or "none ended yet",
     ]
     p95_s = watch.call_p95_s()
     if p95_s == p95_s:  # noqa: PLR0124 - NaN before the first call

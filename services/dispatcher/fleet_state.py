@@ -18,7 +18,14 @@ import msgspec
 from shared.contracts.epochs import epoch_of
 from shared.contracts.messages import InstanceState
 from shared.domain.instance import InstanceSpec
-from shared.scheduling.outliers import Drift, OutlierRules, Probes, held_back, is_stalled
+from shared.scheduling.outliers import (
+    Drift,
+    OutlierRules,
+    Probes,
+    held_back,
+    is_failing,
+    is_stalled,
+)
 from shared.scheduling.policy import InstanceView
 from shared.scheduling.prefix import PrefixCacheModel
 
@@ -205,7 +212,7 @@ class FleetState:
 
     def _is_sick(self, known: Known) -> bool:
         state = known.state
-        return state.failures_in_a_row >= self._rules.failures or self._is_stalled(state)
+        return is_failing(state.failures_in_a_row, self._rules) or self._is_stalled(state)
 
     def _is_stalled(self, state: InstanceState) -> bool:
         outstanding = state.num_waiting + state.num_running

@@ -19,10 +19,12 @@ from services.gateway.problems import Problem
 from services.gateway.waiting import WaitingLines
 from shared.contracts.messages import AlphaUpdate, InstanceState
 from shared.ports import Clock
+from shared.scheduling.outliers import OutlierRules, is_failing
 
 MAX_CHANGED = 1_000
 KEEP_ALIVE_S = 15.0
 IDLE_SAMPLE_S = 1.0
+RULES = OutlierRules()
 
 
 class Live:
@@ -160,7 +162,7 @@ class Live:
             "gpu": state.spec.gpu,
             "model": state.spec.model,
             "adapters": list(state.spec.adapters),
-            "phase": state.phase if self._is_heard(state) else "silent",
+            "phase": self._phase(state),
             "running": state.num_running,
             "capacity": state.capacity,
             "waiting": state.num_waiting,
@@ -174,8 +176,12 @@ class Live:
             "first_waiting": line.first if line is not None else [],
         }
 
-    def _is_heard(self, state: InstanceState) -> bool:
-        return state.phase != "serving" or self._fleet.is_live(state)
+    def _phase(self, state: InstanceState) -> str:
+        if state.phase != "serving":
+            return state.phase
+        if not self._fleet.is_live(state):
+            return "silent"
+        return "failing" if is_failing(state.failures_in_a_row, RULES) else "serving"
 
 
 def alpha_view(update: AlphaUpdate) -> dict[str, Any]:

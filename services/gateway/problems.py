@@ -15,6 +15,7 @@ from shared.contracts.messages import CallOutcome
 from shared.domain.near_names import did_you_mean
 from shared.errors import (
     ContractError,
+    EngineUnavailable,
     FutureVersion,
     InvalidCall,
     NoEligibleInstance,
@@ -130,6 +131,15 @@ def problem_of(outcome: CallOutcome, *, is_model_served: bool, retry_after_s: fl
     if outcome.kind == "cancelled":
         return Problem(
             CLIENT_CLOSED, f"cancelled: {text}", code="cancelled", kind="cancelled", outcome=outcome
+        )
+    if outcome.reason == EngineUnavailable.reason:
+        return Problem(
+            503,
+            f"the call failed: {text}",
+            code=EngineUnavailable.reason,
+            kind="server_error",
+            retry_after_s=retry_after_s,
+            outcome=outcome,
         )
     return Problem(
         502,

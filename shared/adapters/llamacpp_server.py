@@ -113,7 +113,8 @@ class LlamaCppServer:
             await asyncio.sleep(CHECK_S)
             if self._process.is_running:
                 continue
-            log.warning("engine_server_restarted", url=self.url, log=self._process.log_tail(3))
+            tail = " · ".join(self._process.log_tail(3).splitlines())
+            log.warning("engine_server_restarted", url=self.url, log=tail)
             try:
                 await asyncio.to_thread(self.start)
             except ConfigError as exc:

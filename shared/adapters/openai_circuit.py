@@ -5,17 +5,28 @@ up its attempts within milliseconds, on a server that is well again a second lat
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import msgspec
 import structlog
 
-from shared.errors import CallRefused, GenerationFailed
+from shared.errors import CallRefused, EngineUnavailable, GenerationFailed
 from shared.ports import Clock
 
 log = structlog.get_logger(__name__)
 SHORTEST_SLEEP_S = 0.001
 """So that a rest of a pause too small to add to the clock's time cannot be slept for ever."""
+
+
+class Turn(msgspec.Struct):
+    """One call that was let in.
+
+    Attributes:
+        is_trial: Whether it tries whether the server is well, and the others wait for it.
+    """
+
+    is_trial: bool
 
 
 class Circuit:
@@ -59,41 +70,52 @@ class Circuit:
         return self.is_closed or (not self._is_trying and self._pause_s() <= 0)
 
     @asynccontextmanager
-    async def turn(self) -> AsyncIterator[Callable[[], None]]:
+    async def turn(self) -> AsyncIterator[Turn]:
         """Wait until a call is let in; how the block ends tells how the server is.
 
-        What it returns tells earlier that all went well: a generator is left at its last event by
-        those who want no more, and never gets to its end.
+        `token_seen` and `answered` tell earlier: a generator is left at its last event by those
+        who want no more, and never gets to its end.
 
-        While the circuit is open, one call tries after the pause; the others wait for its outcome,
-        so the wait is at most the rest of the pause and that call's own time. A block that is left
-        early (cancelled, closed) shows nothing: the next one waiting tries.
+        While the circuit is open, one call tries after the pause; the others wait until it has a
+        token or has failed, so the wait is at most the rest of the pause and that time. A block
+        that is left early (cancelled, closed) shows nothing: the next one waiting tries.
 
         Raises:
-            GenerationFailed: The call that tried has failed; says how.
+            EngineUnavailable: The call that tried has failed; says how.
         """
-        is_trial = await self._enter()
+        turn = Turn(is_trial=await self._enter())
         try:
-            yield self._close
+            yield turn
         except CallRefused:  # it lives, and knows what it cannot do
-            self._close()
+            self.answered()
             raise
         except GenerationFailed as exc:
-            self._count_failure(str(exc), is_trial=is_trial)
+            self._count_failure(str(exc), is_trial=turn.is_trial)
             raise
         else:
-            self._close()
+            self.answered()
         finally:
-            if is_trial:
-                self._is_trying = False
-                self._ring()
+            self._end_trial(turn)
+
+    def token_seen(self, turn: Turn) -> None:
+        """Note a call's first token: it need not keep the others waiting for its whole answer.
+
+        Until it has ended, one more failure leaves the server alone again.
+        """
+        if turn.is_trial:
+            self._close(self._threshold - 1)
+            self._end_trial(turn)
+
+    def answered(self) -> None:
+        """Note that a call was answered."""
+        self._close(0)
 
     async def _enter(self) -> bool:
         """Wait for a place; returns whether the call is the one that tries."""
         num_openings = self._num_openings
         while not self.is_closed:
             if self._num_openings > num_openings:
-                raise GenerationFailed(
+                raise EngineUnavailable(
                     f"the server fails: {self._last_error}; "
                     f"it is left alone for {max(0.0, self._pause_s()):.1f} s"
                 )
@@ -122,11 +144,16 @@ class Circuit:
     def _pause_s(self) -> float:
         return self._open_until_s - self._clock.monotonic_s()
 
-    def _close(self) -> None:
+    def _close(self, num_failures: int) -> None:
         if not self.is_closed:
             log.warning("server_is_well_again", instance_id=self._name)
-        self._num_failures = 0
+        self._num_failures = num_failures
         self._ring()
+
+    def _end_trial(self, turn: Turn) -> None:
+        if turn.is_trial:
+            turn.is_trial = self._is_trying = False
+            self._ring()
 
     def _count_failure(self, error: str, *, is_trial: bool) -> None:
         self._last_error = error

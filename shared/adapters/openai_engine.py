@@ -125,12 +125,14 @@ class OpenAIEngine:
         self._mean_t_comp_s += MEAN_WEIGHT * (call.t_comp_s - self._mean_t_comp_s)
         try:
             async with (
-                self._circuit.turn() as went_well,
+                self._circuit.turn() as turn,
                 aclosing(self._attempts(request, engine_id)) as events,
             ):
                 async for event in events:
                     if isinstance(event, Finished):
-                        went_well()
+                        self._circuit.answered()
+                    elif isinstance(event, FirstToken):
+                        self._circuit.token_seen(turn)
                     if call.request.stream or not isinstance(event, Chunk):
                         yield event
         finally:
@@ -235,7 +237,8 @@ class OpenAIEngine:
             raise
 
     def _hold(self, engine_id: str, input_tokens: int) -> None:
-        self._held_tokens[engine_id] = max(1, input_tokens)
+        # A guess of a prompt's length may be longer than what any call can hold.
+        self._held_tokens[engine_id] = max(1, min(input_tokens, self._spec.max_context_tokens))
         self._ring()
 
     def _release(self, engine_id: str) -> None:

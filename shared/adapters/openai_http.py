@@ -18,10 +18,11 @@ from shared.adapters.openai_load import ServerLoad, parse_load
 from shared.adapters.openai_params import OpenAIParams
 from shared.adapters.openai_request import UpstreamRequest
 from shared.adapters.openai_stream import DONE, EventLines, error_text
-from shared.errors import CallRefused, GenerationFailed
+from shared.errors import CallRefused, EngineUnavailable, GenerationFailed
 
 METRICS_S = 2.0
 REFUSED = frozenset({400, 405, 413, 415, 422, 501})
+WRONG = frozenset({401, 403, 404})
 BUSY = frozenset({408, 425, 429})
 """Besides every 5xx that is no refusal."""
 NEVER = "not supported"
@@ -39,7 +40,7 @@ _READ_ERROR_BYTES = 65_536
 _READ_METRICS_BYTES = 8 * 1024 * 1024
 
 
-class ServerBusy(GenerationFailed):
+class ServerBusy(EngineUnavailable):
     """The server could not take the request now: the only failure after which it is sent again.
 
     Args:
@@ -50,6 +51,10 @@ class ServerBusy(GenerationFailed):
     def __init__(self, detail: str, retry_after_s: float = 0.0) -> None:
         super().__init__(detail)
         self.retry_after_s = retry_after_s
+
+
+class WrongServer(GenerationFailed):
+    """The server refuses the key, or has no such path: it will, until somebody changes that."""
 
 
 class UpstreamStream:
@@ -211,7 +216,7 @@ async def _raise_for(response: aiohttp.ClientResponse) -> None:
         raise CallRefused(detail)
     if status in BUSY or status >= 500:
         raise ServerBusy(detail, _retry_after_s(response.headers.get("Retry-After")))
-    raise GenerationFailed(detail)
+    raise WrongServer(detail) if status in WRONG else GenerationFailed(detail)
 
 
 def _error_in(body: object) -> object:

@@ -68,18 +68,19 @@ def priority_of(call: BoundCall) -> int:
     return round(max(-FURTHEST_MS, min(FURTHEST_MS, call.queue_score * 1_000.0)))
 
 
-def _rest_of_context(call: BoundCall, spec: InstanceSpec) -> int:
+def _rest_of_context(call: BoundCall, spec: InstanceSpec) -> int | None:
     """Return the longest output that surely fits: without it, servers stop after 16 tokens.
 
     A prompt has at most one token per byte, which is far too many for a long one; there the
-    prediction decides.
+    prediction decides. Where that leaves no room either, None: a JSON null, which vLLM and
+    llama.cpp take for all that their own count of the prompt leaves.
     """
     num_bytes = call.request.prompt_bytes or 0
     room = spec.max_context_tokens - num_bytes - SPARE_TOKENS
     if room < ROOMY_TOKENS:
         predicted = math.ceil(PREDICTION_SLACK * call.predicted_input_tokens)
         room = spec.max_context_tokens - min(num_bytes, predicted) - SPARE_TOKENS
-    return max(LEAST_OUTPUT, room)
+    return room if room >= LEAST_OUTPUT else None
 
 
 def _dict(value: object) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import msgspec
 import structlog
 
-from shared.adapters.openai_http import UpstreamClient
+from shared.adapters.openai_http import UpstreamClient, WrongServer
 from shared.adapters.openai_load import MAX_KV_TOKENS
 from shared.adapters.openai_params import OpenAIParams
 from shared.contracts.messages import MAX_TOKENS
@@ -54,7 +54,7 @@ class ServerFacts(NamedTuple):
             return self.models[0]
         raise ConfigError(
             f"the server has no model {wanted!r}; it has {', '.join(self.models)}; "
-            "name one of them: WORKER_OPENAI__MODEL, or `model` in the fleet file"
+            "name one of them: --model, WORKER_OPENAI__MODEL, or `model` in the fleet file"
         )
 
 
@@ -73,18 +73,14 @@ async def wait_for_server(
             return await ask(client)
         except CallRefused as exc:
             raise ConfigError(f"{params.url} is no OpenAI-compatible server: {exc}") from exc
+        except WrongServer as exc:
+            raise ConfigError(f"{params.endpoint(MODELS)} refuses: {exc}") from exc
         except GenerationFailed as exc:
-            if _is_final(exc):
-                raise ConfigError(f"{params.endpoint(MODELS)} refuses: {exc}") from exc
             if clock.monotonic_s() >= give_up_at_s:
                 raise TransientError(
                     f"{params.endpoint(MODELS)} did not answer within {params.startup_s:g} s: {exc}"
                 ) from exc
         await clock.sleep_wall(POLL_S)
-
-
-def _is_final(failure: GenerationFailed) -> bool:
-    return str(failure).startswith(("HTTP 401", "HTTP 403", "HTTP 404"))
 
 
 async def ask(client: UpstreamClient) -> ServerFacts:

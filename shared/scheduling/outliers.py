@@ -44,6 +44,11 @@ class OutlierRules(msgspec.Struct, frozen=True, kw_only=True):
     least_calls: int = 20
 
 
+def is_failing(failures_in_a_row: int, rules: OutlierRules) -> bool:
+    """Return whether an engine fails call after call."""
+    return failures_in_a_row >= rules.failures
+
+
 def is_stalled(stalled_s: float, mean_t_comp_s: float, rules: OutlierRules) -> bool:
     """Return whether running calls have been without progress for too long.
 

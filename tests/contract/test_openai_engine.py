@@ -14,7 +14,13 @@ from shared.adapters.local_process import free_port
 from shared.adapters.openai_engine import OpenAIEngine
 from shared.adapters.openai_params import OpenAIParams
 from shared.contracts.messages import BoundCall
-from shared.errors import CallRefused, ConfigError, GenerationFailed, TransientError
+from shared.errors import (
+    CallRefused,
+    ConfigError,
+    EngineUnavailable,
+    GenerationFailed,
+    TransientError,
+)
 from shared.ports import Chunk, Engine, Finished, FirstToken
 from tests.contract.engine_contract import WITHIN_S, EngineContract, events_of
 from tests.support.openai_engines import QUICK, opened
@@ -109,9 +115,22 @@ async def test_a_prompt_without_a_limit_gets_the_rest_of_the_context(server: Fak
     async with opened(server) as engine:
         await events_of(engine, real_call("a", prompt="x" * 100, max_tokens=None))
         await events_of(engine, real_call("b", prompt="x" * 100_000, max_tokens=None))
-    first, second = (body["max_tokens"] for body in server.bodies)
+        too_long = {"prompt": "x" * 100_000, "input_tokens": CONTEXT_TOKENS, "max_tokens": None}
+        await events_of(engine, real_call("c", **too_long))
+    first, second, third = (body["max_tokens"] for body in server.bodies)
     assert CONTEXT_TOKENS - 150 < first <= CONTEXT_TOKENS - 100
     assert 16 <= second < CONTEXT_TOKENS
+    assert third is None, "the guess may be wrong: the server counts, and takes what is left"
+
+
+async def test_a_guess_takes_no_more_room_than_a_call_can(server: FakeServer):
+    """A prompt of predicted 10,000 tokens that a server accepts holds at most its context."""
+    server.pace_s = SLOW
+    async with opened(server) as engine:
+        given = real_call("a", prompt="word", input_tokens=10 * CONTEXT_TOKENS)
+        async with aclosing(engine.generate(given, "a")) as events:
+            await anext(events)
+            assert engine.kv_used_tokens() == CONTEXT_TOKENS + 1
 
 
 async def test_priority_is_the_latest_start(server: FakeServer):
@@ -306,7 +325,16 @@ async def test_an_unreachable_server_fails_the_call():
     server = await running.enter_async_context(fake_server())
     async with opened(server) as engine:
         await running.aclose()
-        with pytest.raises(GenerationFailed, match="cannot be reached"):
+        with pytest.raises(EngineUnavailable, match="cannot be reached"):
+            await events_of(engine, real_call("a"))
+
+
+@pytest.mark.parametrize("status", [429, 500, 503])
+async def test_a_server_that_takes_nothing_is_told_as_unavailable(server: FakeServer, status: int):
+    """The outcome says that another time may do, unlike an answer that went wrong."""
+    server.faults = [answers_status(status)]
+    async with opened(server, retries=0) as engine:
+        with pytest.raises(EngineUnavailable, match=f"HTTP {status}"):
             await events_of(engine, real_call("a"))
 
 
@@ -327,6 +355,32 @@ async def test_a_failing_server_is_left_alone_and_found_again(server: FakeServer
         assert engine.has_room_for(real_call("d"))
     assert all(isinstance(task.result()[-1], Finished) for task in tasks)
     assert len(server.bodies) == 12
+
+
+async def test_others_begin_with_the_first_token_of_the_call_that_tries(server: FakeServer):
+    """A server that was left alone runs calls beside each other again while the first goes on."""
+    server.faults = [answers_status(500)]
+    params: dict[str, Any] = {"retries": 0, "failure_threshold": 1, "failure_pause_s": 0.05}
+    async with opened(server, **params) as engine:
+        with pytest.raises(GenerationFailed, match="HTTP 500"):
+            await events_of(engine, real_call("a"))
+        server.pace_s = SLOW
+        async with asyncio.timeout(WITHIN_S), asyncio.TaskGroup() as group:
+            for name in ("b", "c"):
+                group.create_task(events_of(engine, real_call(name)), name=name)
+            while server.active < 2:
+                await asyncio.sleep(0.01)
+
+
+async def test_one_of_several_models_is_chosen_by_name(server: FakeServer):
+    """Without a choice the start says which there are, and how one is named."""
+    server.models = [{"id": name, "max_model_len": CONTEXT_TOKENS} for name in ("one", "two")]
+    with pytest.raises(ConfigError, match="it has one, two; name one of them: --model"):
+        async with opened(server):
+            pass
+    async with opened(server, model="two") as engine:
+        await events_of(engine, real_call("a"))
+    assert server.bodies[0]["model"] == "two"
 
 
 async def test_the_server_resolves_the_description(server: FakeServer):

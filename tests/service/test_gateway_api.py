@@ -87,6 +87,23 @@ async def test_the_fleet_shows_waiting_calls_by_urgency_and_drift():
         assert {task.result().status_code for task in calls} <= {200, 504}
 
 
+async def test_an_engine_that_fails_is_shown_as_failing():
+    """From the third failure in a row, one call's three attempts, until a call ends well."""
+    async with gateway_mesh(quick_fleet(1)) as mesh, http_of(mesh) as http:
+
+        async def shows(phase: str) -> None:
+            async with asyncio.timeout(30):
+                while (await http.get("/api/fleet")).json()["data"][0]["phase"] != phase:
+                    await asyncio.sleep(0.01)
+
+        await shows("serving")
+        mesh.engines["quick-0"].fail_next(3)
+        assert (await http.post("/v1/chat/completions", json=chat())).status_code == 502
+        await shows("failing")
+        assert (await http.post("/v1/chat/completions", json=chat())).status_code == 200
+        await shows("serving")
+
+
 async def test_a_refused_call_is_in_the_list():
     """A call that no instance ever had is known to the gateway that made it."""
     async with gateway_mesh(quick_fleet(1, max_context_tokens=64)) as mesh, http_of(mesh) as http:

@@ -6,7 +6,7 @@ import msgspec
 
 from services.cli.console import counted
 from services.cli.doctor.snapshot import InstanceView, PartitionView, Snapshot
-from shared.scheduling.outliers import OutlierRules, is_stalled
+from shared.scheduling.outliers import OutlierRules, is_failing, is_stalled
 
 RULES = OutlierRules(stall_floor_s=60.0)
 SILENT_S = 5.0
@@ -172,7 +172,7 @@ def _engine(subject: str, view: InstanceView) -> Iterator[Finding]:
     """Tell what the worker says of its engine: it fails, or hangs."""
     state = view.last
     mean_s = state.backlog_s / max(1, state.num_waiting + state.num_running)
-    if state.failures_in_a_row >= RULES.failures:
+    if is_failing(state.failures_in_a_row, RULES):
         yield Finding(
             problem="engine-failing",
             subject=subject,

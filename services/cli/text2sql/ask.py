@@ -124,7 +124,9 @@ def command(
         raise ConfigError("--kafka and --redis go together")
     if kafka is not None and (engine or openai):
         raise ConfigError("--kafka asks a mesh that runs already: leave --engine and --openai out")
-    engines = None if kafka is not None else real_choice_of(engine, openai, NOTHING_TO_SAY)
+    engines = (
+        None if kafka is not None else real_choice_of(engine, openai, NOTHING_TO_SAY, model=model)
+    )
     if workflow is not None:
         load_definition(workflow)  # told now, and not when a model has been started
     is_theirs = kafka is not None and is_plain_name(db)

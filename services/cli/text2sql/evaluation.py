@@ -209,7 +209,7 @@ def command(
     check_output(trace)
     if scripted and (openai or model or engine):
         raise ConfigError("--scripted answers by itself: leave --engine, --openai and --model out")
-    engines = None if scripted else real_choice_of(engine, openai, NOTHING_TO_SAY)
+    engines = None if scripted else real_choice_of(engine, openai, NOTHING_TO_SAY, model=model)
     databases, questions = _plan_questions(load_questions(files or ()), limit)
     plan = EvalPlan(
         agent=AgentPlan(

@@ -62,7 +62,7 @@ export class Series {
       ...this.size(),
       cursor: { points: { size: 6 } },
       scales: { y: { range: this.range } },
-      axes: [{ ...axis, space: 70 }, { ...axis, size: 52 }],
+      axes: [{ ...axis, space: 96 }, { ...axis, size: 52 }],
       series: [
         { label: "time" },
         ...this.lines.map((line) => ({

@@ -22,7 +22,7 @@ class Bench:
 
     async def call(self) -> None:
         """Ask the server when it is this call's turn."""
-        async with self.circuit.turn():
+        async with self.circuit.turn() as self.last_turn:
             answer = asyncio.get_running_loop().create_future()
             self.asked.append(answer)
             await answer
@@ -41,6 +41,11 @@ class Bench:
     async def answer(self) -> None:
         """End the call that was asked last well."""
         self.asked[-1].set_result(None)
+        await self.clock.settle()
+
+    async def give_token(self) -> None:
+        """Let the call that was asked last have a first token."""
+        self.circuit.token_seen(self.last_turn)
         await self.clock.settle()
 
     async def break_down(self, times: int = 2) -> None:
@@ -164,3 +169,35 @@ async def test_an_early_call_that_ends_well_frees_those_that_wait() -> None:
     assert bench.clock.sleeping == 0
     await bench.answer()
     await waiting
+
+
+async def test_a_first_token_of_the_one_that_tries_lets_the_others_in() -> None:
+    """A long answer is not waited for to its end."""
+    bench = Bench()
+    await bench.break_down()
+    tasks = [await bench.begin() for _ in range(3)]
+    await bench.clock.advance(PAUSE_S)
+    assert len(bench.asked) == 3
+    await bench.give_token()
+    assert len(bench.asked) == 5
+    assert bench.circuit.allows()
+    for answer in bench.asked[2:]:
+        answer.set_result(None)
+    await asyncio.gather(*tasks)
+
+
+async def test_a_first_token_alone_does_not_make_a_server_well() -> None:
+    """Where the answer then breaks, that one failure is enough to leave the server alone again."""
+    bench = Bench(threshold=3)
+    await bench.break_down(times=3)
+    await bench.begin()
+    await bench.clock.advance(PAUSE_S)
+    await bench.give_token()
+    assert bench.circuit.is_closed
+    await bench.fail("it broke")
+    assert not bench.circuit.is_closed
+    await bench.clock.advance(PAUSE_S)
+    await bench.begin()
+    await bench.answer()
+    await bench.break_down(times=2)
+    assert bench.circuit.is_closed

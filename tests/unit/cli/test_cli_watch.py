@@ -144,3 +144,15 @@ async def test_drift_from_the_profile_is_told(access: MeshAccess):
     assert watch.drifted() == {SPECS[0].instance_id: 1.8}
     assert f"{SPECS[0].instance_id} takes 1.8 × its profile" in watch_line(watch)
     assert watch_table(watch).row_count == 2
+
+
+@pytest.mark.parametrize(("failures", "shown"), [(2, "serving"), (3, "failing (3 in a row)")])
+async def test_an_engine_that_fails_call_after_call_is_shown(
+    access: MeshAccess, failures: int, shown: str
+):
+    """Who looks at the fleet sees why an instance gets no work."""
+    await announce(access, 0, failures_in_a_row=failures)
+    async with watching(access) as watch, asyncio.timeout(30):
+        while not watch.states:
+            await asyncio.sleep(0.01)
+    assert list(watch_table(watch).columns[2].cells) == [shown]

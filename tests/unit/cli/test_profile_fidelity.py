@@ -266,6 +266,8 @@ URL = "http://a:1"
         (lambda: real_choice_of("simulated", None, "of no use"), "of no use"),
         (lambda: on_one_core(None, [URL, URL], None, ""), "one at a time"),
         (lambda: on_one_core(None, [URL], 0, ""), "--core"),
+        (lambda: choice_of(None, None, model="m"), "--model m chooses"),
+        (lambda: real_choice_of("llamacpp", None, "", model="m"), "--model m chooses"),
     ],
 )
 def test_options_that_contradict_each_other_are_refused(choose: Callable[[], object], said: str):
@@ -288,6 +290,8 @@ def test_a_choice_is_told_as_it_is_typed():
     """What `profile` says at its end can be copied."""
     assert asked_for(real_choice_of(None, None, "")) == "--engine llamacpp"
     assert asked_for(real_choice_of(None, [URL, URL], "")) == f"--openai {URL} --openai {URL}"
+    one = on_one_core(None, [URL], None, "", model="large")
+    assert asked_for(one) == f"--openai {URL} --model large"
 
 
 def test_one_run_has_no_noise():

@@ -204,6 +204,7 @@ def test_needs_follow_what_instances_declare():
         ("rejected", "undecodable", True, 400),
         ("rejected", "too_large", True, 413),
         ("failed", "generation_failed", True, 502),
+        ("failed", "engine_unavailable", True, 503),
         ("failed", "stalled", True, 502),
         ("failed", "too_large", True, 413),
         ("evicted", "deadline_passed", True, 504),
