@@ -17,28 +17,26 @@ async def with_end(main: Awaitable[T], stop: asyncio.Event) -> tuple[T, bool]:
     return await main, stop.is_set()
 
 
-async def until_stopped(main: Coroutine[Any, Any, T], stop: asyncio.Event) -> T:
+async def unless_stopped(main: Coroutine[Any, Any, T], stop: asyncio.Event) -> T | None:
     """Return a result that is worth nothing by halves: the wish to stop cancels it.
 
     Args:
         main: What gives it.
         stop: Set when the user wants to stop.
 
-    Raises:
-        asyncio.CancelledError: The user wanted to.
+    Returns:
+        The result; None where the user wanted to stop before there was one.
     """
-    async with asyncio.TaskGroup() as group:
-        working = group.create_task(main, name="until-stopped")
-
-        async def heed() -> None:
-            await stop.wait()
+    working = asyncio.create_task(main, name="unless-stopped")
+    heeding = asyncio.create_task(stop.wait(), name="heed-stop")
+    try:
+        await asyncio.wait((working, heeding), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        heeding.cancel()
+        if not working.done():
             working.cancel()
-
-        heeding = group.create_task(heed(), name="heed-stop")
-        try:
-            return await working
-        finally:
-            heeding.cancel()
+            await asyncio.wait((working,))
+    return None if working.cancelled() else working.result()
 
 
 def run_until_stopped(main: Main[T], *, is_graceful: bool = True) -> T:

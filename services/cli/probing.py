@@ -236,12 +236,15 @@ class Prober:
 
     Args:
         engine: What is measured; nothing else should use it meanwhile.
+        name: Draws the prompts: an engine that has run an experiment remembers its prompts, and
+            would answer those of the next one of the same name out of its prefix cache.
         is_strict: Whether calls without token counts, or of one token, are refused: nothing can be
             learned of them.
     """
 
-    def __init__(self, engine: Engine, *, is_strict: bool = False) -> None:
+    def __init__(self, engine: Engine, name: str, *, is_strict: bool = False) -> None:
         self._engine = engine
+        self._name = name
         self._is_strict = is_strict
         self._places = asyncio.Semaphore(engine.spec.max_num_seqs)
         self._num_calls = 0
@@ -288,7 +291,7 @@ class Prober:
 
     async def _generate(self, planned: PlannedCall, began_s: float) -> ProbedCall:
         self._num_calls += 1
-        call = probe_call(self._engine.spec, planned, self._num_calls)
+        call = probe_call(self._engine.spec, planned, self._name, self._num_calls)
         started_s = first_s = time.perf_counter()
         engine_id = f"{call.request.request_id}:0"
         async with aclosing(self._engine.generate(call, engine_id)) as events:
@@ -319,13 +322,16 @@ def _check_counts(usage: Usage, planned: PlannedCall) -> None:
         )
 
 
-def probe_call(spec: InstanceSpec, planned: PlannedCall, number: int) -> BoundCall:
-    """Return a planned call as an engine takes it."""
+def probe_call(spec: InstanceSpec, planned: PlannedCall, name: str, number: int) -> BoundCall:
+    """Return a planned call as an engine takes it; name and number draw its prompt."""
+    prefix = PrefixPart(f"{name}-{planned.prefix}", planned.prefix_tokens)
     return BoundCall(
         request=StageRequest(
-            request_id=f"probe-{number}",
+            request_id=f"{name}-{number}",
             model=spec.model,
-            prompt=prompt_of(f"call-{number}", planned.input_tokens, _prefix(planned)),
+            prompt=prompt_of(
+                f"{name}-{number}", planned.input_tokens, (prefix,) if planned.prefix else ()
+            ),
             max_tokens=planned.output_tokens,
             sampling={"temperature": 0.0},
             extra={"ignore_eos": True},
@@ -339,7 +345,3 @@ def probe_call(spec: InstanceSpec, planned: PlannedCall, number: int) -> BoundCa
         dispatched_at_s=0.0,
         dispatcher_id="probe",
     )
-
-
-def _prefix(planned: PlannedCall) -> tuple[PrefixPart, ...]:
-    return (PrefixPart(planned.prefix, planned.prefix_tokens),) if planned.prefix else ()

@@ -28,6 +28,8 @@ from shared.simulation.latency_fit import (
 
 BLUE, ORANGE, GREY = "#0b6e99", "#d9730d", "#6b6b6b"
 
+Runs = tuple[tuple[ProbedCall, ...], ...]
+
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True):
     """What an experiment says of an instance.
@@ -44,7 +46,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     fit: LatencyFit
     held_out: FitErrors
     plan: Plan
-    runs: tuple[tuple[ProbedCall, ...], ...]
+    runs: Runs
 
     @property
     def num_calls(self) -> int:
@@ -63,7 +65,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def profile_engine(
-    engine: Engine, spec: InstanceSpec, progress: JobProgress, seed: int = 0
+    engine: Engine, spec: InstanceSpec, progress: JobProgress, seed: int = 0, name: str = "profile"
 ) -> Profile:
     """Run the experiment on an engine that nothing else uses, and fit its latency model.
 
@@ -72,12 +74,13 @@ async def profile_engine(
         spec: Its description; its speed is a first guess, by which the mixed runs are paced.
         progress: Where it is shown how many runs are done, of how many.
         seed: Of the mixed runs.
+        name: Draws the prompts; another one for every experiment on the same engine.
 
     Raises:
         ConfigError: A call failed: there is no profile then.
     """
     plan = plan_experiment(spec, full_scale(spec), seed)
-    prober = Prober(engine, is_strict=True)
+    prober = Prober(engine, name, is_strict=True)
     try:
         await prober.warm_up()
         await prober.run((_largest_batch(plan),))  # not counted: a size costs more the first time
@@ -85,17 +88,40 @@ async def profile_engine(
             runs = await prober.run(plan.runs, advance)
     except* GenerationFailed as exc:
         raise ConfigError(f"{spec.instance_id} cannot be profiled: {exc.exceptions[0]}") from exc
-    others, mixed = runs[: len(plan.fitted)], runs[len(plan.fitted) :]
+    return await asyncio.to_thread(_profile_of, spec, plan, tuple(map(tuple, runs)))
+
+
+def merged(spec: InstanceSpec, profiles: Sequence[Profile]) -> Profile:
+    """Return what several experiments on the same instance say together, at their mean pace.
+
+    Calls that are equal in several of them are equal calls of the whole: its noise tells how far
+    the machine's pace changed from one to another.
+
+    Args:
+        spec: The instance, as it was given to `profile_engine`.
+        profiles: At least one.
+    """
+    plan = Plan(
+        fitted=tuple(run for one in profiles for run in one.plan.fitted),
+        held_out=tuple(run for one in profiles for run in one.plan.held_out),
+    )
+    fitted = [run for one in profiles for run in one.runs[: len(one.plan.fitted)]]
+    held_out = [run for one in profiles for run in one.runs[len(one.plan.fitted) :]]
+    return _profile_of(spec, plan, tuple(fitted + held_out))
+
+
+def _profile_of(spec: InstanceSpec, plan: Plan, runs: Runs) -> Profile:
     # In a mixed run a step that comes a little later leaves a call behind for a whole iteration:
     # it tells well how good a model is, and badly in which direction a better one lies.
-    fit = await asyncio.to_thread(fit_latency, spec, others)
+    num_fitted = len(plan.fitted)
+    fit = fit_latency(spec, runs[:num_fitted])
     fitted = msgspec.structs.replace(spec, latency=fit.latency)
     return Profile(
         spec=msgspec.structs.replace(fitted, max_num_seqs=knee_calls(fitted)),
         fit=fit,
-        held_out=errors_of(spec, fit.latency, mixed),
+        held_out=errors_of(spec, fit.latency, runs[num_fitted:]),
         plan=plan,
-        runs=tuple(map(tuple, runs)),
+        runs=runs,
     )
 
 

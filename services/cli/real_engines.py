@@ -306,7 +306,7 @@ async def measured_quickly(
     Raises:
         ConfigError: The engine does not do them.
     """
-    prober = Prober(engine)
+    prober = Prober(engine, "guess")
     try:
         await prober.warm_up()
         runs = await prober.run(plan_experiment(spec, quick_scale(spec)).fitted)

@@ -12,13 +12,13 @@ from rich.console import Console
 
 from services.cli.capacity import capacity_qps
 from services.cli.engine_options import asked_for, choice_of, on_one_core, real_choice_of
-from services.cli.fidelity import (
+from services.cli.fidelity import parse_loads
+from services.cli.fidelity_results import (
     METRICS,
     LoadResult,
     errors_of,
     fidelity_table,
     noise_of,
-    parse_loads,
 )
 from services.cli.fidelity_runs import (
     CallTiming,
@@ -28,10 +28,10 @@ from services.cli.fidelity_runs import (
     small_queries,
     with_arrivals,
 )
-from services.cli.interrupts import until_stopped
-from services.cli.probing import full_scale, plan_experiment, probe_call, quick_scale
+from services.cli.interrupts import unless_stopped
+from services.cli.probing import Plan, full_scale, plan_experiment, probe_call, quick_scale
 from services.cli.profile import check_writable, write_profile
-from services.cli.profiling import profile_engine, profile_figure
+from services.cli.profiling import Profile, merged, profile_engine, profile_figure
 from services.cli.progress import JobProgress
 from shared.adapters.clock import SystemClock
 from shared.adapters.replayed_prompts import ReplayedPrompts, prompt_of, with_prompt
@@ -42,6 +42,7 @@ from shared.domain.trace import PrefixPart
 from shared.errors import ConfigError
 from shared.ports import Finished
 from shared.simulation.fleets import parse_fleet
+from shared.simulation.latency_fit import FitErrors, LatencyFit, ProbedCall
 from tests.support.worker_bench import bound_call
 
 SPEC = InstanceSpec(
@@ -153,7 +154,7 @@ def test_a_replayed_call_gets_a_prompt_and_others_pass():
 def test_a_probe_is_a_call_like_any_other():
     """A planned call has a prompt of its length and its output held."""
     (planned, *_), *_ = plan_experiment(SPEC, quick_scale(SPEC)).fitted
-    call = probe_call(SPEC, planned, 1)
+    call = probe_call(SPEC, planned, "one", 1)
     assert call.request.prompt is not None
     assert len(call.request.prompt.split()) == planned.input_tokens
     assert call.request.max_tokens == planned.output_tokens
@@ -294,6 +295,16 @@ def test_a_choice_is_told_as_it_is_typed():
     assert asked_for(one) == f"--openai {URL} --model large"
 
 
+NO_ERRORS = FitErrors(ttft_median=0.0, ttft_p95=0.0, latency_median=0.0, latency_p95=0.0)
+NO_PROFILE = Profile(
+    spec=SPEC,
+    fit=LatencyFit(latency=SPEC.latency, errors=NO_ERRORS, num_calls=0),
+    held_out=NO_ERRORS,
+    plan=Plan(fitted=()),
+    runs=(),
+)
+
+
 def test_one_run_has_no_noise():
     """Where Ctrl-C left one run of a load, nobody knows what its error means: void."""
     load = LoadResult(
@@ -303,6 +314,7 @@ def test_one_run_has_no_noise():
         noise=math.nan,
         real=(_run(1.0),),
         simulated=_run(1.1),
+        profile=NO_PROFILE,
     )
     assert load.is_void
     assert next(iter(fidelity_table([load]).columns[-1].cells)) == "one run (void)"
@@ -341,12 +353,83 @@ async def test_a_wish_to_stop_ends_what_is_worth_nothing_by_halves():
         await asyncio.sleep(0 if stop.is_set() else 1_000)
         return 7
 
-    waiting = asyncio.ensure_future(until_stopped(works(), stop))
+    waiting = asyncio.ensure_future(unless_stopped(works(), stop))
     await began.wait()
     stop.set()
+    assert await waiting is None
+    assert await unless_stopped(works(), asyncio.Event()) == 7
+
+
+async def test_a_cancelled_wait_cancels_the_work():
+    """A second Ctrl-C leaves nothing behind, and is no result."""
+    began, ended = asyncio.Event(), asyncio.Event()
+
+    async def works() -> None:
+        began.set()
+        try:
+            await asyncio.sleep(1_000)
+        finally:
+            ended.set()
+
+    waiting = asyncio.ensure_future(unless_stopped(works(), asyncio.Event()))
+    await began.wait()
+    waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
-    assert await until_stopped(works(), asyncio.Event()) == 7
+    assert ended.is_set()
+
+
+async def test_an_error_of_the_work_is_told_as_it_is():
+    """Not within a group: commands tell it to the user."""
+
+    async def works() -> None:
+        raise ConfigError("no")
+
+    with pytest.raises(ConfigError, match="no"):
+        await unless_stopped(works(), asyncio.Event())
+
+
+async def test_experiments_are_merged_at_their_mean_pace():
+    """Half of the calls on a machine a fifth slower: a speed between both, and noise that tells."""
+    quick = await _quiet_profile()
+    slow = msgspec.structs.replace(
+        quick, runs=tuple(tuple(_later(call, 1.2) for call in run) for run in quick.runs)
+    )
+    whole = merged(SPEC, (quick, slow))
+    assert whole.num_calls == 2 * quick.num_calls
+    assert whole.plan.runs == (2 * quick.plan.fitted + 2 * quick.plan.held_out)
+    assert whole.noise == pytest.approx(quick.noise + 0.1 / 1.1, abs=0.02)
+    step_s = [one.spec.latency.weights_s + one.spec.latency.overhead_s for one in (quick, whole)]
+    assert 1.0 < step_s[1] / step_s[0] < 1.2
+    assert merged(SPEC, (quick,)).fit == quick.fit
+
+
+async def _quiet_profile() -> Profile:
+    fast = LatencyModel(prefill_s_per_token=1e-4, weights_s=1e-3)
+    spec = msgspec.structs.replace(SPEC, latency=fast, max_context_tokens=512)
+    async with SimulatedEngine.open(spec, SystemClock()) as engine:
+        progress = JobProgress(Console(), quiet=True)
+        return await profile_engine(_Simulating(engine), spec, progress)
+
+
+def _later(call: ProbedCall, factor: float) -> ProbedCall:
+    """Return a call on a machine that takes so much longer for everything."""
+    return msgspec.structs.replace(
+        call,
+        started_s=factor * call.started_s,
+        first_token_s=factor * call.first_token_s,
+        finished_s=factor * call.finished_s,
+    )
+
+
+async def test_a_second_experiment_asks_other_prompts():
+    """An engine remembers the first one's; what comes out of its cache would look quick."""
+    (planned, *_), *_ = plan_experiment(SPEC, full_scale(SPEC)).fitted
+    prompts = {probe_call(SPEC, planned, name, 1).request.prompt for name in ("one", "two")}
+    assert len(prompts) == 2
+    begun = msgspec.structs.replace(planned, prefix="shared", prefix_tokens=8, input_tokens=8)
+    heads = {probe_call(SPEC, begun, name, 1).request.prompt for name in ("one", "two")}
+    assert len(heads) == 2
 
 
 def test_a_core_that_is_not_there_is_refused():
@@ -360,7 +443,13 @@ def test_what_was_not_measured_is_no_number():
     calls = (CallTiming(first_token_s=1.0, end_s=1.0, output_tokens=1),)
     run = RunTimings(calls=calls, queries_s=(1.0,))
     load = LoadResult(
-        load=0.5, rate_qps=1.0, errors=errors_of(run, [run]), noise=0.0, real=(run,), simulated=run
+        load=0.5,
+        rate_qps=1.0,
+        errors=errors_of(run, [run]),
+        noise=0.0,
+        real=(run,),
+        simulated=run,
+        profile=NO_PROFILE,
     )
     assert math.isnan(load.errors["tpot_median_error"])
     shown = [next(iter(column.cells)) for column in fidelity_table([load]).columns]
