@@ -44,7 +44,7 @@ from services.cli.fidelity_runs import (
 )
 from services.cli.interrupts import run_until_stopped, unless_stopped, with_end
 from services.cli.options import JsonOption, VerboseOption, configure_logs
-from services.cli.profiling import Profile, merged, profile_engine
+from services.cli.profiling import Profile, merged, pace_noise, profile_engine
 from services.cli.progress import JobProgress, live_progress
 from services.cli.real_engines import (
     EngineChoice,
@@ -196,7 +196,7 @@ class _Measuring:
             load=load,
             rate_qps=rate_qps,
             errors=errors_of(simulated, real),
-            noise=max(profile.noise, noise_of(real)) if len(real) > 1 else math.nan,
+            noise=max(pace_noise(profiles), noise_of(real)) if len(real) > 1 else math.nan,
             real=tuple(real),
             simulated=simulated,
             profile=profile,
@@ -236,7 +236,7 @@ def command(
     The same queries run through the mesh on the real engine, several times, and once through the
     simulator, at shares of the rate that saturates it. The engine is profiled before and after
     every run: what is simulated is its mean pace over that time. A load is void where equal runs,
-    or equal calls of the profiles, differ by more than 5%: something else used the machine.
+    or the profiles, differ by more than 5%: something else used the machine.
     """
     configure_logs(verbose=verbose)
     choice = on_one_core(

@@ -32,8 +32,8 @@ class LoadResult(msgspec.Struct, frozen=True, kw_only=True):
         load: Share of the knee.
         rate_qps: Queries per second.
         errors: Metric -> error of the simulator, a share of what was measured.
-        noise: How far equal real runs were apart, or equal calls of the profile, if that is more;
-            not a number where there was only one run.
+        noise: How far equal real runs were apart in their median call, or the experiments in
+            theirs, if that is more; not a number where there was only one run.
         real: The real runs.
         simulated: The simulated one.
         profile: What the simulator knew: the experiments around the real runs.

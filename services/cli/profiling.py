@@ -1,7 +1,7 @@
 """Profiles one instance: runs the designed experiment and fits its latency model."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import mean, median
 from typing import Any
 
@@ -56,12 +56,15 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def noise(self) -> float:
         """How far equal calls were apart: half the range over the mean, median over lengths."""
+        return _spread(self.lone_times_s())
+
+    def lone_times_s(self) -> dict[PlannedCall, list[float]]:
+        """Return how long each lone call took, every time, seconds."""
         times_s: dict[PlannedCall, list[float]] = {}
         for planned, run in zip(self.plan.runs, self.runs, strict=True):
             if len(run) == 1 and not planned[0].prefix:
                 times_s.setdefault(planned[0], []).append(run[0].finished_s - run[0].started_s)
-        spreads = [(max(one) - min(one)) / (2 * mean(one)) for one in times_s.values()]
-        return median(spreads) if spreads else 0.0
+        return times_s
 
 
 async def profile_engine(
@@ -91,11 +94,29 @@ async def profile_engine(
     return await asyncio.to_thread(_profile_of, spec, plan, tuple(map(tuple, runs)))
 
 
+def pace_noise(profiles: Sequence[Profile]) -> float:
+    """Return how far equal experiments are apart in the median times of their lone calls.
+
+    Half the range over the mean, median over lengths: as for medians of equal runs. Single calls
+    are further apart (`Profile.noise`), but no fit hangs on one of them.
+
+    Args:
+        profiles: Of the same plan.
+    """
+    medians_s: dict[PlannedCall, list[float]] = {}
+    for one in profiles:
+        for planned, times_s in one.lone_times_s().items():
+            medians_s.setdefault(planned, []).append(median(times_s))
+    return _spread(medians_s)
+
+
+def _spread(times_s: Mapping[PlannedCall, Sequence[float]]) -> float:
+    spreads = [(max(one) - min(one)) / (2 * mean(one)) for one in times_s.values()]
+    return median(spreads) if spreads else 0.0
+
+
 def merged(spec: InstanceSpec, profiles: Sequence[Profile]) -> Profile:
     """Return what several experiments on the same instance say together, at their mean pace.
-
-    Calls that are equal in several of them are equal calls of the whole: its noise tells how far
-    the machine's pace changed from one to another.
 
     Args:
         spec: The instance, as it was given to `profile_engine`.

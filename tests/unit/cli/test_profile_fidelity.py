@@ -31,7 +31,7 @@ from services.cli.fidelity_runs import (
 from services.cli.interrupts import unless_stopped
 from services.cli.probing import Plan, full_scale, plan_experiment, probe_call, quick_scale
 from services.cli.profile import check_writable, write_profile
-from services.cli.profiling import Profile, merged, profile_engine, profile_figure
+from services.cli.profiling import Profile, merged, pace_noise, profile_engine, profile_figure
 from services.cli.progress import JobProgress
 from shared.adapters.clock import SystemClock
 from shared.adapters.replayed_prompts import ReplayedPrompts, prompt_of, with_prompt
@@ -390,7 +390,10 @@ async def test_an_error_of_the_work_is_told_as_it_is():
 
 
 async def test_experiments_are_merged_at_their_mean_pace():
-    """Half of the calls on a machine a fifth slower: a speed between both, and noise that tells."""
+    """Half of the calls on a machine a fifth slower: a speed between both, and noise that tells.
+
+    One call that was held up makes equal calls differ, but not the experiments.
+    """
     quick = await _quiet_profile()
     slow = msgspec.structs.replace(
         quick, runs=tuple(tuple(_later(call, 1.2) for call in run) for run in quick.runs)
@@ -398,7 +401,13 @@ async def test_experiments_are_merged_at_their_mean_pace():
     whole = merged(SPEC, (quick, slow))
     assert whole.num_calls == 2 * quick.num_calls
     assert whole.plan.runs == (2 * quick.plan.fitted + 2 * quick.plan.held_out)
-    assert whole.noise == pytest.approx(quick.noise + 0.1 / 1.1, abs=0.02)
+    assert pace_noise((quick, slow)) == pytest.approx(0.1 / 1.1)
+    assert pace_noise((quick, slow, quick)) == pytest.approx(0.1 / (3.2 / 3))
+    assert whole.noise >= 0.1 / 1.1
+    held_up = msgspec.structs.replace(
+        quick, runs=((_later(quick.runs[0][0], 3.0),), *quick.runs[1:])
+    )
+    assert pace_noise((quick, held_up)) < 0.02
     step_s = [one.spec.latency.weights_s + one.spec.latency.overhead_s for one in (quick, whole)]
     assert 1.0 < step_s[1] / step_s[0] < 1.2
     assert merged(SPEC, (quick,)).fit == quick.fit
