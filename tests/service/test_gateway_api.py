@@ -13,6 +13,7 @@ from services.gateway.tenants import new_key
 from shared.contracts.codec import encode
 from shared.contracts.messages import SpeedUpdate, StageRequest
 from shared.contracts.topics import CONTROL, STAGE_REQUESTS
+from shared.runtime.settings import MAX_ATTEMPTS
 from tests.support.gateway import gateway_mesh, gateway_of, quick_fleet, until
 
 HIDDEN = "a secret question"
@@ -88,7 +89,7 @@ async def test_the_fleet_shows_waiting_calls_by_urgency_and_drift():
 
 
 async def test_an_engine_that_fails_is_shown_as_failing():
-    """From the third failure in a row, one call's three attempts, until a call ends well."""
+    """When a call failed at every attempt, until one ends well."""
     async with gateway_mesh(quick_fleet(1)) as mesh, http_of(mesh) as http:
 
         async def shows(phase: str) -> None:
@@ -97,7 +98,7 @@ async def test_an_engine_that_fails_is_shown_as_failing():
                     await asyncio.sleep(0.01)
 
         await shows("serving")
-        mesh.engines["quick-0"].fail_next(3)
+        mesh.engines["quick-0"].fail_next(MAX_ATTEMPTS)
         assert (await http.post("/v1/chat/completions", json=chat())).status_code == 502
         await shows("failing")
         assert (await http.post("/v1/chat/completions", json=chat())).status_code == 200
