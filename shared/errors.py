@@ -23,7 +23,8 @@
     └── EngineError
         ├── GenerationFailed   this call failed; the engine lives; try elsewhere
         │   ├── CallRefused    the engine cannot run this call, now or later; not tried again
-        │   └── EngineUnavailable  it takes no call now: not reached, too busy, or failing
+        │   ├── EngineUnavailable  it takes no call now: not reached, too busy, or failing
+        │   └── WrongServer    it refuses the key, or has no such path
         ├── StreamBroken       what came later does not continue the text already forwarded
         └── EngineDead         the engine is gone; the worker must exit
 
@@ -191,6 +192,10 @@ class EngineUnavailable(GenerationFailed):
     """The engine took no call now: it cannot be reached, has too much to do, or fails itself."""
 
     reason = "engine_unavailable"
+
+
+class WrongServer(GenerationFailed):
+    """The engine's server refuses the key, or has no such path: until somebody changes that."""
 
 
 class StreamBroken(EngineError):

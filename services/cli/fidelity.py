@@ -30,8 +30,8 @@ from services.cli.fidelity_results import (
     fidelity_figure,
     fidelity_json,
     fidelity_table,
+    load_text,
     noise_of,
-    profile_text,
 )
 from services.cli.fidelity_runs import (
     RecordingTally,
@@ -44,6 +44,7 @@ from services.cli.fidelity_runs import (
 )
 from services.cli.interrupts import run_until_stopped, unless_stopped, with_end
 from services.cli.options import JsonOption, VerboseOption, configure_logs
+from services.cli.profile import check_writable
 from services.cli.profiling import Profile, merged, pace_noise, profile_engine
 from services.cli.progress import JobProgress, live_progress
 from services.cli.real_engines import (
@@ -56,7 +57,12 @@ from shared.domain.instance import InstanceSpec
 from shared.domain.trace import TraceQuery
 from shared.errors import ConfigError
 
+FIGURE = "fidelity.png"
 LEAST_LOAD = 0.01
+VOID = (
+    "void: something else used the machine or the engine meanwhile; measure again with nothing "
+    "beside it, or with more --repeats"
+)
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -175,6 +181,12 @@ class _Measuring:
         spec = before.spec
         rate_qps = load * knee_qps(queries, spec)
         arriving = with_arrivals(queries, spec, rate_qps, self._plan.seed)
+        minutes = len(arriving) / rate_qps / 60.0
+        self._console.print(
+            f"load {load:.0%}: {len(arriving)} queries at {rate_qps:.2f} per second, "
+            f"{self._plan.repeats} runs of {minutes:.0f} minutes",
+            style="dim",
+        )
         profiles, real = [before], list[RunTimings]()
         for repeat in range(self._plan.repeats):
             label = f"load {load:.0%}, run {repeat + 1} of {self._plan.repeats}"
@@ -242,6 +254,7 @@ def command(
     choice = on_one_core(
         engine, openai, core, "a simulated engine is the simulator itself", model=model
     )
+    check_writable(out / FIGURE)  # better told now than after an hour
     plan = FidelityPlan(
         engines=choice,
         loads=parse_loads(loads),
@@ -255,14 +268,17 @@ def command(
     )
     if not results:
         raise typer.Exit(EXIT_INTERRUPTED)
-    picture = plots.save(fidelity_figure(results), out, "fidelity.png")
+    shown = stdout_console()
+    if not json:  # what was found comes first: the picture may fail
+        shown.print(fidelity_table(results))
+        if any(one.is_void for one in results):
+            shown.print(VOID, style="yellow")
+        for one in results:
+            shown.print(load_text(one), soft_wrap=True)
+    picture = plots.save(fidelity_figure(results), out, FIGURE)
     if json:
         print_json({**fidelity_json(results), "plot": os.fspath(picture)})
     else:
-        shown = stdout_console()
-        shown.print(fidelity_table(results))
-        for one in results:
-            shown.print(profile_text(one), soft_wrap=True)
         shown.print(f"Plot: [bold]{picture}[/bold]", soft_wrap=True)
     if was_stopped:
         raise typer.Exit(EXIT_INTERRUPTED)

@@ -115,12 +115,15 @@ def fidelity_table(results: list[LoadResult]) -> Table:
     return table
 
 
-def profile_text(result: LoadResult) -> str:
-    """Return in one line how good the profile is that the simulator had."""
+def load_text(result: LoadResult) -> str:
+    """Return in a few lines what was compared at a load, and how good the profile was."""
     profile = result.profile
+    real = " and ".join(f"{run.call_latency_s(50):.2f}" for run in result.real)
     fit, held_out = profile.fit.errors.latency_median, profile.held_out.latency_median
     return (
-        f"Profiled around {result.load:.0%}: {profile.num_calls} calls, equal ones "
+        f"{result.load:.0%}: median call {result.simulated.call_latency_s(50):.2f} s simulated, "
+        f"{real} s real ({len(result.simulated.calls)} calls a run). Profile: "
+        f"{profile.num_calls} calls, equal ones "
         f"±{_share(profile.noise)} apart; median error {_share(fit)} on those it was fitted on, "
         f"{_share(held_out)} on others."
     )

@@ -7,7 +7,8 @@ the workload were part of the profile.
 
 import asyncio
 import math
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -16,17 +17,20 @@ from services.cli.embedded import EmbeddedParams, open_embedded
 from services.cli.real_engines import OpenEngine
 from services.cli.session import drive, new_run_id
 from services.cli.tally import Tally
+from services.cli.watch import MeshWatch, watching
 from shared.contracts.messages import CallOutcome
 from shared.domain.instance import InstanceSpec
 from shared.domain.trace import TraceCall, TraceQuery, TraceStage
 from shared.errors import TransientError
 from shared.scheduling.attainment import percentile
+from shared.scheduling.outliers import OutlierRules, is_failing
 from shared.simulation.scenario import Scenario
 from shared.simulation.simulator import simulate
 from shared.simulation.workload import PoissonArrivals, prepare
 
 WORKFLOW = "fidelity"  # unknown to the built-in profiles, whose prompts are far longer
 POLICY, ALPHA = "hexgen-flow", 0.1
+LOOK_S = 0.5
 HOP_S = 0.003
 STATE_DELAY_S = 0.05
 SLO_SCALE = 20.0
@@ -203,14 +207,15 @@ async def real_run(
     """Return what really became of a workload, through the whole mesh.
 
     Raises:
-        TransientError: Not every query was answered.
+        TransientError: Not every query was answered, or the engine failed call after call.
     """
     tally = tally or RecordingTally()
     params = EmbeddedParams(
         fleet=(spec,), policy=POLICY, alpha=ALPHA, tunes=False, open_engine=open_engine
     )
-    async with open_embedded(params) as mesh:
-        await drive(mesh, queries, tally, stop, new_run_id(0))
+    async with open_embedded(params) as mesh, watching(mesh) as watch:
+        driving = drive(mesh, queries, tally, stop, new_run_id(0))
+        await _unless_failing(driving, watch)
     if tally.queries["completed"] < len(queries) and not stop.is_set():
         reasons = ", ".join(f"{name} {count}" for name, count in tally.reasons.items())
         raise TransientError(f"only {tally.queries['completed']} queries were answered: {reasons}")
@@ -218,6 +223,21 @@ async def real_run(
         calls=tuple(timing for one in tally.outcomes if (timing := _timing(one)) is not None),
         queries_s=tuple(end.latency_s for end in tally.ends if end.completed),
     )
+
+
+async def _unless_failing(driving: Coroutine[Any, Any, None], watch: MeshWatch) -> None:
+    """Drive the load, or end it where the engine fails: what comes then tells nothing of it."""
+    task = asyncio.create_task(driving, name="drive")
+    try:
+        while not task.done():
+            await asyncio.wait((task,), timeout=LOOK_S)
+            for state in watch.states.values():
+                if is_failing(state.failures_in_a_row, OutlierRules()):
+                    raise TransientError(f"{state.instance_id} fails call after call: see the log")
+    finally:
+        task.cancel()
+        await asyncio.wait((task,))
+    task.result()
 
 
 def _timing(outcome: CallOutcome) -> CallTiming | None:

@@ -13,11 +13,11 @@ from contextlib import aclosing
 import msgspec
 import numpy as np
 
-from shared.adapters.replayed_prompts import prompt_of
+from shared.adapters.replayed_prompts import as_chat, prompt_of
 from shared.contracts.messages import BoundCall, ScoreTerms, StageRequest, Usage
 from shared.domain.instance import InstanceSpec
 from shared.domain.trace import PrefixPart
-from shared.errors import GenerationFailed
+from shared.errors import GenerationFailed, WrongServer
 from shared.ports import Engine, Finished, FirstToken
 from shared.simulation.latency_fit import ProbedCall
 
@@ -248,14 +248,23 @@ class Prober:
         self._is_strict = is_strict
         self._places = asyncio.Semaphore(engine.spec.max_num_seqs)
         self._num_calls = 0
+        self._has_chat_only = False
 
     async def warm_up(self) -> None:
-        """Run one short call, whose time is not counted.
+        """Run one short call, whose time is not counted; learn whether the server only chats.
 
         Raises:
             GenerationFailed: The engine does not do its work.
         """
-        await self._run_one(PlannedCall(input_tokens=16, output_tokens=4), time.perf_counter())
+        planned = PlannedCall(input_tokens=16, output_tokens=4)
+        try:
+            await self._run_one(planned, time.perf_counter())
+        except WrongServer as exc:
+            self._has_chat_only = True
+            try:
+                await self._run_one(planned, time.perf_counter())
+            except WrongServer:
+                raise exc from None
 
     async def run(
         self, runs: Sequence[Run], advance: Callable[[], None] = lambda: None
@@ -293,6 +302,8 @@ class Prober:
         self._num_calls += 1
         call = probe_call(self._engine.spec, planned, self._name, self._num_calls)
         started_s = first_s = time.perf_counter()
+        if self._has_chat_only:
+            call = as_chat(call)
         engine_id = f"{call.request.request_id}:0"
         async with aclosing(self._engine.generate(call, engine_id)) as events:
             async for event in events:

@@ -6,6 +6,7 @@ it sees the gap (`since` is not the `change` it knows) and asks for a snapshot.
 """
 
 import asyncio
+import math
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -63,7 +64,17 @@ class Live:
         self._change = 0
         self._num_alphas_sent = 0
         self._is_over = False
+        self._lines_read_s = -math.inf
         self.num_clients = 0
+
+    async def read_lines(self) -> None:
+        """Read the waiting lines, because somebody looks; not again within half a period."""
+        now_s = self._clock.monotonic_s()
+        if now_s - self._lines_read_s < self._params.event_period_s / 2:
+            return
+        self._lines_read_s = now_s
+        live = [one.instance_id for one in self._fleet.states() if self._fleet.is_live(one)]
+        await self._lines.read(live)
 
     def snapshot(self, limit: int) -> dict[str, Any]:
         """Return everything a dashboard begins with."""
@@ -85,8 +96,7 @@ class Live:
         while True:
             await self._clock.sleep_wall(self._params.event_period_s)
             if self.num_clients:
-                live = [s.instance_id for s in self._fleet.states() if self._fleet.is_live(s)]
-                await self._lines.read(live)
+                await self.read_lines()
             self._tick()
 
     def end(self) -> None:

@@ -56,6 +56,7 @@ class MeshRoutes:
         """Answer `GET /api/mesh`: everything a dashboard begins with."""
         self._access.admin(request.headers)
         limit = _number(request, "limit", 1_000, MAX_ROWS)
+        await self._live.read_lines()
         return json_response({**self._live.snapshot(limit), "shows_text": self._shows_text})
 
     async def events(self, request: Request) -> Response:
@@ -66,6 +67,7 @@ class MeshRoutes:
     async def fleet(self, request: Request) -> Response:
         """Answer `GET /api/fleet`."""
         self._access.admin(request.headers)
+        await self._live.read_lines()
         return json_response({"data": self._live.fleet_view()})
 
     async def queries(self, request: Request) -> Response:

@@ -104,13 +104,16 @@ class Endings:
         await self._ack(held)
         self.close(held)
 
-    async def hand_back(self, held: HeldCall, cause: str, *, failed: bool = False) -> None:
+    async def hand_back(
+        self, held: HeldCall, cause: str, *, failed: bool = False, counts: bool = True
+    ) -> None:
         """Put a call back on `stage-requests` for another attempt, then forget it.
 
         Args:
             held: The call.
             cause: Constant word.
             failed: Whether the engine here failed it, so that others should try.
+            counts: Whether that was one of its attempts.
         """
         failed_on = self._params.instance_id if failed else ""
         self.stop_counting(held)
@@ -122,7 +125,7 @@ class Endings:
             try:
                 await self._publisher.until_taken(
                     STAGE_REQUESTS,
-                    next_attempt_of(held, failed_on),
+                    next_attempt_of(held, failed_on, counts=counts),
                     key=held.query_id,
                     traceparent=held.traceparent,
                 )

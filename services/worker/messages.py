@@ -122,13 +122,13 @@ def refusal_of(address: ReturnAddress, error: ContractError, instance_id: str) -
     )
 
 
-def next_attempt_of(held: HeldCall, failed_on: str = "") -> StageRequest:
+def next_attempt_of(held: HeldCall, failed_on: str = "", *, counts: bool = True) -> StageRequest:
     """Return the request that hands a call back: one attempt later, ready time and budget kept.
 
     Args:
         held: The call.
-        failed_on: The instance, where its engine failed the call: others are preferred then, and
-            the attempt counts as failed.
+        failed_on: The instance, where its engine failed the call: others are preferred then.
+        counts: Whether it then counts among the call's failed attempts.
     """
     before = held.request.failed_on
     after = before if not failed_on or failed_on in before else (*before, failed_on)
@@ -136,7 +136,7 @@ def next_attempt_of(held: HeldCall, failed_on: str = "") -> StageRequest:
         held.request,
         attempt=held.attempt + 1,
         failed_on=after,
-        failures=held.request.failures + bool(failed_on),
+        failures=held.request.failures + bool(failed_on and counts),
     )
 
 

@@ -14,6 +14,8 @@ class Pulse:
         self._clock = clock
         self._progress_s = clock.now_s()
         self.failures = 0
+        self.unavailable = ""
+        """What the engine's server said when it took no call, where that was the last failure."""
 
     def started(self, num_running: int) -> None:
         """Note that a call was started; `num_running` counts it."""
@@ -27,10 +29,16 @@ class Pulse:
     def succeeded(self) -> None:
         """Note a result."""
         self.failures = 0
+        self.unavailable = ""
 
-    def failed(self) -> None:
-        """Note a failure of the engine."""
+    def failed(self, unavailable: str = "") -> None:
+        """Note a failure of the engine.
+
+        Args:
+            unavailable: What its server said, where it took no call.
+        """
         self.failures += 1
+        self.unavailable = unavailable
 
     def stalled_s(self, num_running: int) -> float:
         """Return the time without progress, mesh seconds; 0 while nothing runs."""

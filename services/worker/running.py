@@ -22,6 +22,7 @@ from services.worker.vitals import STORE
 from shared.errors import (
     CallRefused,
     EngineDead,
+    EngineUnavailable,
     Fenced,
     GenerationFailed,
     InstanceLost,
@@ -47,6 +48,11 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True):
     detail: str
     blames_instance: bool = False
     is_final: bool = False
+
+    @property
+    def is_unavailable(self) -> bool:
+        """Whether the engine took no call at all."""
+        return self.reason == EngineUnavailable.reason
 
 
 class Breaker:
@@ -244,8 +250,9 @@ class Runner:
             self._breaker.succeeded()
             self._life.pulse.succeeded()
         elif not (result.blames_instance or result.is_final):
-            self._breaker.failed(self._life.clock.monotonic_s())
-            self._life.pulse.failed()
+            self._life.pulse.failed(result.detail if result.is_unavailable else "")
+            if not result.is_unavailable:  # else the adapter makes pauses of its own
+                self._breaker.failed(self._life.clock.monotonic_s())
 
     async def _generate(self, held: HeldCall) -> Finished | Failed:
         engine_id = f"{held.request_id}:{held.token.attempt}"
@@ -304,7 +311,9 @@ class Runner:
             verdict = Verdict(kind="completed", finished=result)
         elif self._may_try_again(held, result):
             has_failed = result.reason != InstanceLost.reason  # else it was only cut off
-            await life.endings.hand_back(held, result.reason, failed=has_failed)
+            await life.endings.hand_back(
+                held, result.reason, failed=has_failed, counts=not result.is_unavailable
+            )
             return
         else:
             verdict = Verdict(kind="failed", reason=result.reason, detail=result.detail)
@@ -315,11 +324,12 @@ class Runner:
             return False
         if failed.reason == InstanceLost.reason:
             return True
-        params = self._life.params
+        params, now_s = self._life.params, self._life.clock.now_s()
+        if failed.is_unavailable:  # no try of this call; the server may be back in time
+            return now_s < held.call.deadline_s
         if held.request.failures + 1 >= params.max_attempts:
             return False
-        give_up_at_s = held.call.deadline_s + params.evict_after_s
-        return failed.blames_instance or self._life.clock.now_s() < give_up_at_s
+        return failed.blames_instance or now_s < held.call.deadline_s + params.evict_after_s
 
 
 def cut_off(held: HeldCall, cut: Cut) -> None:

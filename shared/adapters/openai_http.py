@@ -18,7 +18,7 @@ from shared.adapters.openai_load import ServerLoad, parse_load
 from shared.adapters.openai_params import OpenAIParams
 from shared.adapters.openai_request import UpstreamRequest
 from shared.adapters.openai_stream import DONE, EventLines, error_text
-from shared.errors import CallRefused, EngineUnavailable, GenerationFailed
+from shared.errors import CallRefused, EngineUnavailable, GenerationFailed, WrongServer
 
 METRICS_S = 2.0
 REFUSED = frozenset({400, 405, 413, 415, 422, 501})
@@ -51,10 +51,6 @@ class ServerBusy(EngineUnavailable):
     def __init__(self, detail: str, retry_after_s: float = 0.0) -> None:
         super().__init__(detail)
         self.retry_after_s = retry_after_s
-
-
-class WrongServer(GenerationFailed):
-    """The server refuses the key, or has no such path: it will, until somebody changes that."""
 
 
 class UpstreamStream:
@@ -216,7 +212,9 @@ async def _raise_for(response: aiohttp.ClientResponse) -> None:
         raise CallRefused(detail)
     if status in BUSY or status >= 500:
         raise ServerBusy(detail, _retry_after_s(response.headers.get("Retry-After")))
-    raise WrongServer(detail) if status in WRONG else GenerationFailed(detail)
+    if status in WRONG:
+        raise WrongServer(f"HTTP {status} at {response.url.path}: {said}")
+    raise GenerationFailed(detail)
 
 
 def _error_in(body: object) -> object:

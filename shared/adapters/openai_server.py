@@ -5,16 +5,24 @@ from typing import NamedTuple
 import msgspec
 import structlog
 
-from shared.adapters.openai_http import UpstreamClient, WrongServer
+from shared.adapters.openai_http import UpstreamClient
 from shared.adapters.openai_load import MAX_KV_TOKENS
 from shared.adapters.openai_params import OpenAIParams
 from shared.contracts.messages import MAX_TOKENS
 from shared.domain.instance import InstanceSpec
-from shared.errors import CallRefused, ConfigError, GenerationFailed, TransientError
+from shared.domain.near_names import did_you_mean
+from shared.errors import (
+    CallRefused,
+    ConfigError,
+    GenerationFailed,
+    TransientError,
+    WrongServer,
+)
 from shared.ports import Clock
 
 MODELS = "/v1/models"
 POLL_S = 0.5
+UNNAMED = "default"  # an instance's model where nobody named one
 MAX_SLOTS = 65_536
 """Above what any server batches; a number beyond it is a mistake that memory would pay for."""
 log = structlog.get_logger(__name__)
@@ -52,9 +60,13 @@ class ServerFacts(NamedTuple):
             return wanted
         if not chosen and len(self.models) == 1:
             return self.models[0]
+        theirs = ", ".join(self.models)
+        how = "--model, WORKER_OPENAI__MODEL, or `model` in the fleet file"
+        if not chosen and wanted == UNNAMED:
+            raise ConfigError(f"the server has several models, {theirs}: name one of them: {how}")
+        hint = did_you_mean(wanted, self.models) or ";"
         raise ConfigError(
-            f"the server has no model {wanted!r}; it has {', '.join(self.models)}; "
-            "name one of them: --model, WORKER_OPENAI__MODEL, or `model` in the fleet file"
+            f"the server has no model {wanted!r}{hint} it has {theirs}; name one of them: {how}"
         )
 
 
@@ -74,7 +86,7 @@ async def wait_for_server(
         except CallRefused as exc:
             raise ConfigError(f"{params.url} is no OpenAI-compatible server: {exc}") from exc
         except WrongServer as exc:
-            raise ConfigError(f"{params.endpoint(MODELS)} refuses: {exc}") from exc
+            raise ConfigError(f"{params.url} refuses: {exc}") from exc
         except GenerationFailed as exc:
             if clock.monotonic_s() >= give_up_at_s:
                 raise TransientError(

@@ -4,9 +4,12 @@ A replayed call carries true lengths (`StageRequest.simulated`) and no text. In 
 engine it gets a prompt of common words of about that many tokens, and an output held at its length
 by `ignore_eos`, which vLLM, SGLang and llama.cpp know. Parts of a prefix chain give equal words for
 equal ids, so what would be found in a cache is. Other calls pass unchanged.
+
+A server that has no plain completions gets the prompt as what a user says in a chat.
 """
 
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 
 import msgspec
 import numpy as np
@@ -14,6 +17,7 @@ import numpy as np
 from shared.adapters.engine_around import EngineAround
 from shared.contracts.messages import BoundCall
 from shared.domain.trace import PrefixPart
+from shared.errors import WrongServer
 from shared.ports import EngineEvent
 
 WORDS = (
@@ -26,9 +30,37 @@ WORDS = (
 class ReplayedPrompts(EngineAround):
     """Gives replayed calls their prompts, and runs them on another engine."""
 
-    def generate(self, call: BoundCall, engine_id: str) -> AsyncGenerator[EngineEvent, None]:
+    _has_chat_only = False
+
+    async def generate(self, call: BoundCall, engine_id: str) -> AsyncGenerator[EngineEvent, None]:
         """Run one call; see `Engine.generate`."""
-        return self._engine.generate(with_prompt(call), engine_id)
+        given = with_prompt(call)
+        is_replayed = given is not call
+        if not (is_replayed and self._has_chat_only):
+            has_begun = False
+            try:
+                async with aclosing(self._engine.generate(given, engine_id)) as events:
+                    async for event in events:
+                        has_begun = True
+                        yield event
+            except WrongServer:
+                if has_begun or not is_replayed:
+                    raise
+            else:
+                return
+        async with aclosing(self._engine.generate(as_chat(given), engine_id)) as events:
+            async for event in events:
+                self._has_chat_only = True
+                yield event
+
+
+def as_chat(call: BoundCall) -> BoundCall:
+    """Return a call whose prompt is what a user says."""
+    request = call.request
+    said = {"role": "user", "content": request.prompt}
+    return msgspec.structs.replace(
+        call, request=msgspec.structs.replace(request, prompt=None, messages=(said,))
+    )
 
 
 def with_prompt(call: BoundCall) -> BoundCall:

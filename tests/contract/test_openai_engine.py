@@ -375,7 +375,7 @@ async def test_others_begin_with_the_first_token_of_the_call_that_tries(server: 
 async def test_one_of_several_models_is_chosen_by_name(server: FakeServer):
     """Without a choice the start says which there are, and how one is named."""
     server.models = [{"id": name, "max_model_len": CONTEXT_TOKENS} for name in ("one", "two")]
-    with pytest.raises(ConfigError, match="it has one, two; name one of them: --model"):
+    with pytest.raises(ConfigError, match="several models, one, two: name one of them: --model"):
         async with opened(server):
             pass
     async with opened(server, model="two") as engine:

@@ -9,14 +9,16 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from services.cli.console import print_json
+from services.cli.console import mesh_error_in, print_json
 from services.cli.fidelity import FidelityPlan, compare
-from services.cli.fidelity_results import LoadResult, fidelity_figure, fidelity_json, profile_text
+from services.cli.fidelity_results import LoadResult, fidelity_figure, fidelity_json, load_text
+from services.cli.fidelity_runs import real_run, small_queries, with_arrivals
 from services.cli.real_engines import EngineChoice, Fleet
 from shared.adapters.replayed_prompts import ReplayedPrompts
 from shared.adapters.simulated_engine import SimulatedEngine
 from shared.contracts.messages import BoundCall, SimulatedLengths
 from shared.domain.instance import InstanceSpec, LatencyModel
+from shared.errors import EngineUnavailable
 from shared.ports import Clock, Engine
 
 WITHIN_S = 300.0
@@ -84,8 +86,32 @@ async def test_profiles_and_runs_alternate(capsys: pytest.CaptureFixture[str]):
     print_json(fidelity_json(results))
     told = json.loads(capsys.readouterr().out)["loads"]
     assert told[1]["profile"]["calls"] == 3 * experiment
-    assert "Profiled around 60%" in profile_text(results[1])
+    assert load_text(results[1]).startswith("60%: median call ")
     assert len(fidelity_figure(results).axes) == 2
+
+
+async def test_a_run_on_an_engine_that_fails_ends_early():
+    """What an engine does that fails call after call tells nothing of its speed."""
+
+    class Failing(Reading):
+        async def generate(self, call: BoundCall, engine_id: str):
+            """Fail."""
+            del call, engine_id
+            raise EngineUnavailable("the server cannot be reached")
+            yield  # pragma: no cover - what makes it a generator
+
+    @asynccontextmanager
+    async def opened(spec: InstanceSpec, clock: Clock) -> AsyncIterator[Engine]:
+        async with SimulatedEngine.open(spec, clock) as engine:
+            yield Failing(engine)
+
+    queries = with_arrivals(small_queries(SPEC, 20, 0), SPEC, 0.1, 0)
+    async with asyncio.timeout(WITHIN_S):
+        try:
+            await real_run(queries, SPEC, opened, asyncio.Event())
+        except BaseException as exc:  # noqa: BLE001 - the mesh's own group around it
+            told = mesh_error_in(exc)
+    assert "fails call after call" in str(told)
 
 
 @pytest.mark.parametrize(("stops_at", "num_real"), [(2, None), (3, 1), (4, 1)])

@@ -7,17 +7,24 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 import structlog
+from rich.console import Console
 
 from services.cli.__main__ import main
-from services.cli.real_engines import PLACEHOLDER
+from services.cli.real_engines import PLACEHOLDER, EngineChoice, open_real
+from shared.adapters.clock import SystemClock
 from shared.adapters.engine_guard import descendants
+from shared.contracts.messages import SimulatedLengths
 from shared.domain.instance import InstanceSpec
+from shared.errors import GenerationFailed
+from shared.ports import Finished
 from shared.simulation.fleets import dump_fleet
 from tests.support.engines import small_model
 from tests.support.openai_server import MODEL, VLLM_METRICS, FakeServer, answers_status, fake_server
 from tests.support.processes import dies_within
+from tests.support.worker_bench import bound_call
 
 ROOT = Path(__file__).resolve().parents[2]
 WITHIN_S = 100.0
@@ -64,6 +71,30 @@ async def test_chat_asks_a_server_that_runs_already():
     (body,) = asked
     assert body["messages"] == [{"role": "user", "content": "how many are there"}]
     assert body["model"] == MODEL
+
+
+async def test_a_server_that_only_chats_is_measured_and_gets_replays():
+    """The prompts of measurings and of replays become what a user says there."""
+    server = FakeServer(is_chat_only=True)
+    choice = EngineChoice(engine="openai", urls=("",))
+    async with fake_server(server), asyncio.timeout(WITHIN_S):
+        choice = msgspec.structs.replace(choice, urls=(server.url,))
+        async with open_real(choice, Console(quiet=True)) as fleet:
+            (spec,) = fleet.specs
+            num_measured = len(server.bodies)
+            lengths = SimulatedLengths(input_tokens=7, output_tokens=3)
+            async with fleet.open_engine(spec, SystemClock()) as engine:
+                for name in ("a", "b"):
+                    call = bound_call(name, simulated=lengths)
+                    *_, last = [event async for event in engine.generate(call, name)]
+                    assert isinstance(last, Finished)
+                    assert (last.usage.input_tokens, last.usage.output_tokens) == (7, 3)
+                given = bound_call("c", prompt="a plain prompt of a user", simulated=None)
+                with pytest.raises(GenerationFailed, match="HTTP 404 at /v1/completions"):
+                    await anext(engine.generate(given, "c"))
+    assert num_measured > 8
+    asked = [("messages" in body) for body in server.bodies[num_measured:]]
+    assert asked == [False, True, True, False], "found out once, and only for made-up prompts"
 
 
 async def test_chat_tells_what_the_server_said():

@@ -44,6 +44,7 @@ class FakeServer:
         num_cut: Answers whose reader went away.
         sends_usage: Whether its last event tells token counts.
         context_tokens: Longest prompt.
+        is_chat_only: Whether it has no plain completions.
     """
 
     url: str = ""
@@ -61,12 +62,15 @@ class FakeServer:
     num_cut: int = 0
     sends_usage: bool = True
     context_tokens: int = CONTEXT_TOKENS
+    is_chat_only: bool = False
 
     async def complete(self, request: web.Request) -> web.StreamResponse:
         """Answer a completion, or misbehave."""
         body = await request.json()
         self.bodies.append(body)
         self.headers.append(dict(request.headers))
+        if self.is_chat_only and "messages" not in body:
+            return error(404, "Not Found")
         fault = self.faults.pop(0) if self.faults else None
         if fault is not None:
             answer: web.StreamResponse = await fault(self, request)
@@ -79,8 +83,8 @@ class FakeServer:
     async def _stream(
         self, request: web.Request, body: dict[str, Any], num_input: int
     ) -> web.StreamResponse:
-        self.active += 1
         response = await begin(request)
+        self.active += 1
         is_chat = "messages" in body
         count = body.get("max_tokens") or 5
         try:

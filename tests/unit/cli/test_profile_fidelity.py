@@ -33,6 +33,7 @@ from services.cli.probing import Plan, full_scale, plan_experiment, probe_call, 
 from services.cli.profile import check_writable, write_profile
 from services.cli.profiling import Profile, merged, pace_noise, profile_engine, profile_figure
 from services.cli.progress import JobProgress
+from services.cli.real_engines import EngineChoice, measured_quickly
 from shared.adapters.clock import SystemClock
 from shared.adapters.replayed_prompts import ReplayedPrompts, prompt_of, with_prompt
 from shared.adapters.simulated_engine import SimulatedEngine
@@ -41,6 +42,7 @@ from shared.domain.instance import InstanceSpec, LatencyModel
 from shared.domain.trace import PrefixPart
 from shared.errors import ConfigError
 from shared.ports import Finished
+from shared.scheduling.knee import knee_calls
 from shared.simulation.fleets import parse_fleet
 from shared.simulation.latency_fit import FitErrors, LatencyFit, ProbedCall
 from tests.support.worker_bench import bound_call
@@ -180,6 +182,17 @@ async def test_a_profile_is_measured_written_and_drawn(tmp_path: Path):
     write_profile([profile], path)
     assert parse_fleet(path.read_bytes()) == (profile.spec,)
     assert profile_figure(profile).axes
+
+
+async def test_a_first_guess_lets_a_few_calls_in():
+    """Where batches look dear in its few calls, the guess is no reason to leave slots empty."""
+    dear = LatencyModel(prefill_s_per_token=1e-4, weights_s=1e-5, seq_s=3e-2)
+    spec = msgspec.structs.replace(SPEC, latency=dear, max_context_tokens=512, max_num_seqs=8)
+    async with SimulatedEngine.open(spec, SystemClock()) as engine:
+        console, choice = Console(quiet=True), EngineChoice()
+        guessed = await measured_quickly(_Simulating(engine), spec, choice, console)
+    assert knee_calls(msgspec.structs.replace(spec, latency=guessed.latency)) < 4
+    assert guessed.max_num_seqs == 4
 
 
 class _Simulating(ReplayedPrompts):
