@@ -56,9 +56,29 @@ def check_output(path: Path | None) -> None:
         return
     if path.is_dir():
         raise ConfigError(f"{path} is a folder; name a file")
-    if not os.access(path if path.exists() else path.parent, os.W_OK):
+    if not _is_ours_to_write(path):
         why = "may not be written" if path.parent.is_dir() else f"there is no folder {path.parent}"
         raise ConfigError(f"{path} cannot be written: {why}")
+
+
+def check_writable(path: Path) -> None:
+    """Make a file's folder, or refuse a place where no file can be written; see `check_output`.
+
+    What lies there stays as it is.
+
+    Raises:
+        ConfigError: Says why.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as exc:
+        raise ConfigError(f"{path} cannot be written: {exc.strerror or exc}") from exc
+    if path.is_dir() or not _is_ours_to_write(path):
+        raise ConfigError(f"{path} cannot be written: it is a folder, or not yours to write")
+
+
+def _is_ours_to_write(path: Path) -> bool:
+    return os.access(path if path.exists() else path.parent, os.W_OK)
 
 
 def how_to_activate() -> str:

@@ -13,6 +13,7 @@ from rich.console import Console
 from services.cli import plots
 from services.cli.console import (
     EXIT_INTERRUPTED,
+    check_writable,
     print_json,
     stderr_console,
     stdout_console,
@@ -44,7 +45,6 @@ from services.cli.fidelity_runs import (
 )
 from services.cli.interrupts import run_until_stopped, unless_stopped, with_end
 from services.cli.options import JsonOption, VerboseOption, configure_logs
-from services.cli.profile import check_writable
 from services.cli.profiling import Profile, merged, pace_noise, profile_engine
 from services.cli.progress import JobProgress, live_progress
 from services.cli.real_engines import (

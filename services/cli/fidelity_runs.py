@@ -23,7 +23,6 @@ from shared.domain.instance import InstanceSpec
 from shared.domain.trace import TraceCall, TraceQuery, TraceStage
 from shared.errors import TransientError
 from shared.scheduling.attainment import percentile
-from shared.scheduling.outliers import OutlierRules, is_failing
 from shared.simulation.scenario import Scenario
 from shared.simulation.simulator import simulate
 from shared.simulation.workload import PoissonArrivals, prepare
@@ -231,9 +230,8 @@ async def _unless_failing(driving: Coroutine[Any, Any, None], watch: MeshWatch) 
     try:
         while not task.done():
             await asyncio.wait((task,), timeout=LOOK_S)
-            for state in watch.states.values():
-                if is_failing(state.failures_in_a_row, OutlierRules()):
-                    raise TransientError(f"{state.instance_id} fails call after call: see the log")
+            for instance_id in watch.failing():
+                raise TransientError(f"{instance_id} fails call after call: see the log")
     finally:
         task.cancel()
         await asyncio.wait((task,))

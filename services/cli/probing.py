@@ -15,7 +15,7 @@ import numpy as np
 
 from shared.adapters.replayed_prompts import as_chat, prompt_of
 from shared.contracts.messages import BoundCall, ScoreTerms, StageRequest, Usage
-from shared.domain.instance import InstanceSpec
+from shared.domain.instance import InstanceSpec, LatencyModel
 from shared.domain.trace import PrefixPart
 from shared.errors import GenerationFailed, WrongServer
 from shared.ports import Engine, Finished, FirstToken
@@ -226,6 +226,11 @@ def _rough_s(spec: InstanceSpec, calls: Sequence[PlannedCall]) -> float:
         call.input_tokens * model.prefill_s_per_token + call.output_tokens * step_s
         for call in calls
     ) / len(calls)
+
+
+def lone_tokens_per_s(latency: LatencyModel) -> float:
+    """Return how fast one call alone decodes at a short context, tokens per second."""
+    return 1.0 / max(1e-9, latency.weights_s + latency.overhead_s + latency.seq_s)
 
 
 class Prober:

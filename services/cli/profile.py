@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from services.cli import plots
-from services.cli.console import print_json, stderr_console, stdout_console
+from services.cli.console import check_writable, print_json, stderr_console, stdout_console
 from services.cli.engine_options import (
     ModelOption,
     OpenAIOption,
@@ -86,20 +86,6 @@ def explains_badly(profile: Profile) -> bool:
     """Return whether the model is too far off what was measured to be relied on."""
     errors = profile.fit.errors
     return max(errors.latency_median, errors.ttft_median) > BOUND_BY_NOISE
-
-
-def check_writable(path: Path) -> None:
-    """Refuse a place where no file can be written; what lies there stays as it is.
-
-    Raises:
-        ConfigError: Says why.
-    """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as exc:
-        raise ConfigError(f"{path} cannot be written: {exc.strerror or exc}") from exc
-    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise ConfigError(f"{path} cannot be written: it is a folder, or not yours to write")
 
 
 @app.command()

@@ -11,7 +11,15 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich.table import Table
 
-from services.cli.probing import Plan, PlannedCall, Prober, Run, full_scale, plan_experiment
+from services.cli.probing import (
+    Plan,
+    PlannedCall,
+    Prober,
+    Run,
+    full_scale,
+    lone_tokens_per_s,
+    plan_experiment,
+)
 from services.cli.progress import JobProgress
 from shared.domain.instance import InstanceSpec, LatencyModel
 from shared.errors import ConfigError, GenerationFailed
@@ -157,10 +165,9 @@ def profile_table(profile: Profile) -> Table:
     table.add_column(style="bold")
     table.add_column()
     prompt_rate = 1.0 / latency.prefill_s_per_token
-    lone_rate = 1.0 / (latency.weights_s + latency.overhead_s + latency.seq_s)
     for name, text in (
         ("prompt", f"{prompt_rate:,.0f} tokens/s, {latency.chunk_waste_tokens} lost per chunk"),
-        ("one call", f"{lone_rate:,.1f} tokens/s"),
+        ("one call", f"{lone_tokens_per_s(latency):,.1f} tokens/s"),
         ("a step", f"{1e3 * (latency.weights_s + latency.overhead_s):.2f} ms, whatever it does"),
         ("  for each call in it", f"+{1e3 * latency.seq_s:.3f} ms"),
         ("  for more than one call", f"+{1e3 * latency.batched_s:.2f} ms"),
@@ -182,15 +189,15 @@ def profile_json(profile: Profile) -> dict[str, Any]:
     """Return the JSON object of `hexflow profile --json`."""
     return {
         "instance": msgspec.to_builtins(profile.spec),
-        "errors": errors_json(profile.fit.errors),
-        "held_out_errors": errors_json(profile.held_out),
+        "errors": _errors_json(profile.fit.errors),
+        "held_out_errors": _errors_json(profile.held_out),
         "repeat_noise": round(profile.noise, 5),
         "calls": profile.num_calls,
         "runs": len(profile.runs),
     }
 
 
-def errors_json(errors: FitErrors) -> dict[str, float]:
+def _errors_json(errors: FitErrors) -> dict[str, float]:
     """Return fit errors as JSON."""
     return {name: round(getattr(errors, name), 5) for name in FitErrors.__struct_fields__}
 

@@ -18,7 +18,7 @@ from rich.console import Console
 
 from services.cli.console import counted
 from services.cli.cores import left_alone
-from services.cli.probing import Prober, plan_experiment, quick_scale
+from services.cli.probing import Prober, lone_tokens_per_s, plan_experiment, quick_scale
 from services.cli.workload import load_fleet
 from shared.adapters.clock import SystemClock
 from shared.adapters.llamacpp_server import LlamaCppParams, LlamaCppServer
@@ -325,12 +325,8 @@ async def measured_quickly(
         return measured
     # A burst of other work within these few calls makes batches look dear: a few are let in anyway.
     most = max(knee_calls(measured), min(LEAST_GUESSED_CALLS, measured.max_num_seqs))
-    console.print(GUESSED.format(spec.instance_id, most, 1.0 / _lone_step_s(fit.latency)))
+    console.print(GUESSED.format(spec.instance_id, most, lone_tokens_per_s(fit.latency)))
     return msgspec.structs.replace(measured, max_num_seqs=most)
-
-
-def _lone_step_s(latency: LatencyModel) -> float:
-    return max(1e-9, latency.weights_s + latency.overhead_s + latency.seq_s)
 
 
 def blank_spec(instance_id: str, *, gpu: str = "CPU") -> InstanceSpec:

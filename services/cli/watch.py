@@ -85,6 +85,10 @@ class MeshWatch:
         elif isinstance(update, SpeedUpdate):
             self.speeds[update.instance_id] = update.factor
 
+    def failing(self) -> list[str]:
+        """Return the instances whose engine fails call after call."""
+        return [name for name, state in self.states.items() if _is_failing(state)]
+
     def drifted(self) -> dict[str, float]:
         """Return the instances far from their profile: real time divided by the profile's."""
         return {
@@ -159,8 +163,12 @@ def _outcomes(watch: MeshWatch) -> str:
     return ", ".join(f"{kind} {num}" for kind, num in sorted(watch.outcomes.items()))
 
 
+def _is_failing(state: InstanceState) -> bool:
+    return is_failing(state.failures_in_a_row, RULES)
+
+
 def _phase(state: InstanceState) -> str:
-    if state.phase != "serving" or not is_failing(state.failures_in_a_row, RULES):
+    if state.phase != "serving" or not _is_failing(state):
         return state.phase
     return f"failing ({state.failures_in_a_row} in a row)"
 

@@ -37,14 +37,12 @@ class ReplayedPrompts(EngineAround):
         given = with_prompt(call)
         is_replayed = given is not call
         if not (is_replayed and self._has_chat_only):
-            has_begun = False
             try:
                 async with aclosing(self._engine.generate(given, engine_id)) as events:
                     async for event in events:
-                        has_begun = True
                         yield event
-            except WrongServer:
-                if has_begun or not is_replayed:
+            except WrongServer:  # comes before any event
+                if not is_replayed:
                     raise
             else:
                 return

@@ -11,6 +11,7 @@ import pytest
 from rich.console import Console
 
 from services.cli.capacity import capacity_qps
+from services.cli.console import check_writable
 from services.cli.engine_options import asked_for, choice_of, on_one_core, real_choice_of
 from services.cli.fidelity import parse_loads
 from services.cli.fidelity_results import (
@@ -30,7 +31,7 @@ from services.cli.fidelity_runs import (
 )
 from services.cli.interrupts import unless_stopped
 from services.cli.probing import Plan, full_scale, plan_experiment, probe_call, quick_scale
-from services.cli.profile import check_writable, write_profile
+from services.cli.profile import write_profile
 from services.cli.profiling import Profile, merged, pace_noise, profile_engine, profile_figure
 from services.cli.progress import JobProgress
 from services.cli.real_engines import EngineChoice, measured_quickly
