@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from shared.domain.instance import InstanceSpec
 from shared.domain.trace import TraceCall, TraceQuery
-from shared.scheduling.latency import batched_share
+from shared.scheduling.latency import step_extra_s
 
 
 def capacity_qps(queries: Sequence[TraceQuery], fleet: Sequence[InstanceSpec]) -> float:
@@ -36,7 +36,7 @@ def _mean_work_s(calls: Sequence[TraceCall], spec: InstanceSpec) -> float:
         computed = call.input_tokens - cached
         pairs = computed * (cached + computed / 2)
         total_s += computed * speed.prefill_s_per_token * waste + pairs * speed.attention_s_per_pair
-        shared_s = speed.weights_s + speed.overhead_s + batched_share(batch) * speed.batched_s
+        shared_s = speed.weights_s + speed.overhead_s + step_extra_s(speed, batch)
         step_s = shared_s / batch + speed.seq_s
         context = call.input_tokens + call.output_tokens / 2
         total_s += call.output_tokens * (step_s + context * speed.kv_s_per_token)

@@ -26,6 +26,8 @@ MIXED_CALLS = 24
 LONGEST_PROMPT_S = 3.0
 STEPS_BETWEEN = 4.0
 JOINING_REPEATS = 2
+LARGE_BATCHES = 3
+"""Sizes of batches beyond four that are measured, the largest ones."""
 LONG_BATCH = 4
 """Calls in the batch of long contexts; more would take a slow engine minutes."""
 
@@ -91,7 +93,7 @@ def quick_scale(spec: InstanceSpec) -> Scale:
     longest = max(32, min(96, spec.max_context_tokens // 4))
     return Scale(
         lengths=(16, longest // 2, longest),
-        batches=(min(4, spec.max_num_seqs),),
+        batches=tuple(range(2, min(4, spec.max_num_seqs) + 1)),
         output_tokens=10,
         mixed_calls=0,
         repeats=1 if spec.max_num_seqs > 2 else 3,
@@ -106,10 +108,11 @@ def full_scale(spec: InstanceSpec) -> Scale:
     affordable = round(LONGEST_PROMPT_S / spec.latency.prefill_s_per_token)
     longest = max(64, min(spec.max_context_tokens // 2, affordable))
     lengths = sorted({12, 24, 48, longest // 4, longest // 2, longest})
-    batches = {size for size in (2, 3, 4, 8, 16, 32, 64) if size <= spec.max_num_seqs}
+    small = range(2, min(4, spec.max_num_seqs) + 1)
+    large = {size for size in (8, 16, 32, 64) if size < spec.max_num_seqs} | {spec.max_num_seqs}
     return Scale(
         lengths=tuple(lengths),
-        batches=tuple(sorted({*batches, spec.max_num_seqs} - {1})[-5:]),
+        batches=tuple(sorted({*small, *sorted(large)[-LARGE_BATCHES:]} - {1})),
         output_tokens=24,
         mixed_calls=MIXED_CALLS,
         repeats=3,

@@ -170,7 +170,7 @@ def profile_table(profile: Profile) -> Table:
         ("one call", f"{lone_tokens_per_s(latency):,.1f} tokens/s"),
         ("a step", f"{1e3 * (latency.weights_s + latency.overhead_s):.2f} ms, whatever it does"),
         ("  for each call in it", f"+{1e3 * latency.seq_s:.3f} ms"),
-        ("  for more than one call", f"+{1e3 * latency.batched_s:.2f} ms"),
+        ("  for 2 / 3 / more calls", _batch_text(latency)),
         ("  beside a prompt", f"+{1e3 * latency.joined_s:.2f} ms for each"),
         ("  for 1,000 KV tokens", f"+{1e6 * latency.kv_s_per_token:.3f} ms"),
         ("long prompts", f"+{5e8 * latency.attention_s_per_pair:.1f} ms for one of 1,000 tokens"),
@@ -296,6 +296,11 @@ def _lone(input_tokens: int) -> ProbedCall:
 
 def _ttft_s(call: ProbedCall) -> float:
     return call.first_token_s - call.started_s
+
+
+def _batch_text(latency: LatencyModel) -> str:
+    extra_s = (latency.pair_s, latency.trio_s, latency.batched_s)
+    return " / ".join(f"+{1e3 * one:.2f}" for one in extra_s) + " ms"
 
 
 def _share_text(half: float, most: float) -> str:

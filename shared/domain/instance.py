@@ -1,6 +1,6 @@
 """Instances: what is known of an engine replica before it runs, and how fast it is.
 
-An *instance* is one engine replica serving one model. `LatencyModel` is its speed in eight numbers;
+An *instance* is one engine replica serving one model. `LatencyModel` is its speed in numbers;
 `InstanceSpec` is its static description, as a fleet file or a worker's settings declare it.
 
 Source of the linear form: one vLLM iteration reads the weights once (memory bound), reads the KV
@@ -26,9 +26,9 @@ class LatencyModel(msgspec.Struct, frozen=True, kw_only=True):
     `overhead_s + max(weights_s, (p + c * chunk_waste_tokens) * prefill_s_per_token)
     + a * attention_s_per_pair + b * seq_s + k * kv_s_per_token`, where `a` counts the pairs of a
     prompt token and one before it: `n * (m + n / 2)` for a chunk of `n` tokens after `m` others.
-    Unless it computes nothing but one decoding sequence's next token it takes `batched_s` more.
-    Where it computes prompts it takes `joined_s` more for each sequence beyond the first, so
-    `(b + c - 1) * joined_s`.
+    Where it computes no prompt it takes more by its size: nothing for one sequence, `pair_s` for
+    two, `trio_s` for three, `batched_s` for four and more. Where it computes prompts it takes
+    `batched_s + (b + c - 1) * joined_s` more: `joined_s` for each sequence beyond the first.
 
     Prompts in prefill count neither in `b` nor in `k`. The iteration that computes a prompt's last
     token also brings its first output token; `shared.scheduling.latency` sums this up for a call
@@ -43,8 +43,13 @@ class LatencyModel(msgspec.Struct, frozen=True, kw_only=True):
         chunk_waste_tokens: Prompt tokens' worth of time lost at each prefill chunk, tokens.
         attention_s_per_pair: Extra time for each pair of a prompt token and a token before it,
             cached ones too, seconds.
-        batched_s: Extra time of an iteration that computes more than the next token of one
-            sequence, seconds: multiplying by one vector has a quicker way on CPUs.
+        pair_s: Extra time of an iteration that computes the next tokens of two sequences and
+            nothing else, seconds: multiplying by one vector has a quicker way on CPUs, and a few
+            vectors have others.
+        trio_s: Extra time of an iteration that computes the next tokens of three sequences and
+            nothing else, seconds.
+        batched_s: Extra time of every other iteration that computes more than the next token of
+            one sequence, seconds.
         joined_s: Extra time of an iteration that computes prompts for each sequence beyond its
             first, decoding ones included, seconds: sequences of unequal lengths are computed one
             after another, or padded.
@@ -57,6 +62,8 @@ class LatencyModel(msgspec.Struct, frozen=True, kw_only=True):
     kv_s_per_token: Coefficient = 0.0
     chunk_waste_tokens: Annotated[int, Meta(ge=0, le=2**40)] = 0
     attention_s_per_pair: Coefficient = 0.0
+    pair_s: Coefficient = 0.0
+    trio_s: Coefficient = 0.0
     batched_s: Coefficient = 0.0
     joined_s: Coefficient = 0.0
 

@@ -7,7 +7,7 @@ it can be reordered, moved and cancelled.
 """
 
 from shared.domain.instance import InstanceSpec
-from shared.scheduling.latency import batched_share
+from shared.scheduling.latency import step_extra_s
 
 ENOUGH_SHARE = 0.97
 TYPICAL_TOKENS = 512
@@ -52,5 +52,5 @@ def decode_rate(spec: InstanceSpec, batch: int, context_tokens: int) -> float:
         context_tokens: Context of each, tokens.
     """
     model = spec.latency
-    shared_s = model.overhead_s + model.weights_s + batched_share(batch) * model.batched_s
+    shared_s = model.overhead_s + model.weights_s + step_extra_s(model, batch)
     return batch / (shared_s + batch * (model.seq_s + context_tokens * model.kv_s_per_token))

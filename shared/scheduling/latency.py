@@ -6,7 +6,7 @@ cost's role: HexGen-Flow (arXiv 2505.05286), the computation cost t_comp of a ca
 
 import math
 
-from shared.domain.instance import InstanceSpec
+from shared.domain.instance import InstanceSpec, LatencyModel
 
 
 def prefill_s(
@@ -83,12 +83,26 @@ def decode_s(
     return steps * step_s
 
 
-def batched_share(batch: float) -> float:
-    """Return which share of `batched_s` a decode step of so many sequences takes (leaf).
+def batch_extra_s(batch: float, pair_s: float, trio_s: float, batched_s: float) -> float:
+    """Return the extra time of a decode step of so many sequences, seconds (leaf).
 
-    None alone, all of it for two and more; a mean batch size between lies between.
+    None alone; a mean batch size between two whole ones lies between.
+
+    Args:
+        batch: Sequences decoding together, >= 1.
+        pair_s: Extra time of a step of two, seconds.
+        trio_s: Extra time of a step of three, seconds.
+        batched_s: Extra time of a step of four and more, seconds.
     """
-    return min(1.0, max(0.0, batch - 1.0))
+    to_pair = min(1.0, max(0.0, batch - 1.0))
+    to_trio = min(1.0, max(0.0, batch - 2.0))
+    to_four = min(1.0, max(0.0, batch - 3.0))
+    return to_pair * pair_s + to_trio * (trio_s - pair_s) + to_four * (batched_s - trio_s)
+
+
+def step_extra_s(model: LatencyModel, batch: float) -> float:
+    """Return the extra time of a decode step on an instance: see `batch_extra_s`, seconds."""
+    return batch_extra_s(batch, model.pair_s, model.trio_s, model.batched_s)
 
 
 def service_s(
@@ -129,7 +143,7 @@ def service_s(
         input_tokens,
         batch,
         model.weights_s,
-        model.overhead_s + batched_share(batch) * model.batched_s,
+        model.overhead_s + step_extra_s(model, batch),
         model.seq_s,
         model.kv_s_per_token,
     )

@@ -9,7 +9,7 @@ per second. On `hetero-1` and the Text-to-SQL workflow this gives 68.6; 68 is wh
 from collections.abc import Mapping, Sequence
 
 from shared.domain.profile import WorkflowShape
-from shared.scheduling.latency import service_s
+from shared.scheduling.latency import service_s, step_extra_s
 from shared.scheduling.policies.earliest_finish import decode_slowdown, stretch
 from shared.scheduling.policy import InstanceView
 from shared.scheduling.profiles import expected_remaining, stage_estimate
@@ -62,7 +62,7 @@ def _of_instance(
         model.overhead_s,
         model.seq_s,
         model.kv_s_per_token,
-        model.batched_s,
+        step_extra_s(model, slots),
     )
     return own_s, slots / (stretch(slots - 1.0, share) * (share + (1.0 - share) * slowdown))
 

@@ -4,7 +4,7 @@ Formulas are the leaf functions of the policies themselves. What a policy rememb
 `NOTES` numbers per dispatcher, then one per instance.
 """
 
-from shared.scheduling.latency import batched_share, prefill_s
+from shared.scheduling.latency import batch_extra_s, prefill_s
 from shared.scheduling.policies.earliest_finish import (
     MEMORY,
     decode_slowdown,
@@ -180,7 +180,7 @@ def run_for_s(
         belief.overhead_s,
         belief.seq_s,
         belief.kv_s_per_token,
-        belief.batched_s,
+        batch_extra_s(num_others + 1.0, belief.pair_s, belief.trio_s, belief.batched_s),
     )
     own_s = own_prefill_s(tables, index, instance)
     decode_s = tables.costs_s[instance] - own_s
@@ -205,11 +205,12 @@ def throughput(tables: Tables, index: int, instance: int) -> float:
     """Return output tokens per second of an instance full of calls like this one."""
     belief = tables.beliefs[instance]
     batch = slots(tables, index, instance)
+    extra_s = batch_extra_s(batch, belief.pair_s, belief.trio_s, belief.batched_s)
     return token_throughput(
         batch,
         tables.calls[index].input_tokens + tables.plans[index].predicted_tokens,
         belief.weights_s,
-        belief.overhead_s + batched_share(batch) * belief.batched_s,
+        belief.overhead_s + extra_s,
         belief.seq_s,
         belief.kv_s_per_token,
     )

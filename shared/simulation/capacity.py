@@ -22,8 +22,8 @@ compute-bound one; a mix hides one behind the other, which real engines manage i
 A bound holds for every policy that places calls by their stage type. One that knew each call's
 length could gain what sorting calls within a type by length brings; finer types (`type_of`) cover
 that. Prefix caching is taken at its best: text that is used at least twice in the workload is
-always cached, other text never. `batched_s` and `joined_s` are left out: which calls share an
-iteration, no sum says.
+always cached, other text never. `pair_s`, `trio_s`, `batched_s` and `joined_s`
+are left out: which calls share an iteration, no sum says.
 """
 
 from collections import Counter

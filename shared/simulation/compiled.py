@@ -55,7 +55,7 @@ LEAVES: tuple[Callable[..., Any], ...] = (
     dispatch.floored_queue_s,
     dispatch.flow_score,
     dispatch.tie_order,
-    latency.batched_share,
+    latency.batch_extra_s,
     latency.decode_s,
     latency.prefill_s,
     urgency.latest_start_s,

@@ -297,7 +297,7 @@ class BeliefState:
     """What policies believe of one instance's speed, which need not be true.
 
     Attributes:
-        overhead_s: See `LatencyModel`, learned correction included; likewise the next seven.
+        overhead_s: See `LatencyModel`, learned correction included; likewise the next nine.
         hit_factor: Share of the prompt tokens expected in its cache that are found there.
     """
 
@@ -308,8 +308,10 @@ class BeliefState:
         "joined_s",
         "kv_s_per_token",
         "overhead_s",
+        "pair_s",
         "prefill_s_per_token",
         "seq_s",
+        "trio_s",
         "weights_s",
     )
 
@@ -319,6 +321,8 @@ class BeliefState:
     seq_s: Real
     kv_s_per_token: Real
     attention_s_per_pair: Real
+    pair_s: Real
+    trio_s: Real
     batched_s: Real
     joined_s: Real
     hit_factor: Real

@@ -201,10 +201,7 @@ def _set_segment(
         + engine.num_decode * engine.seq_s
         + engine.kv_tokens * engine.kv_s_per_token
     )
-    if chunks > 0 or engine.num_decode > 1:
-        engine.linear_s += engine.batched_s
-    if chunks > 0:
-        engine.linear_s += (engine.num_decode + chunks - 1) * engine.joined_s
+    engine.linear_s += _batch_extra_s(engine, chunks)
     engine.quadratic_s = engine.num_decode * engine.kv_s_per_token
     if engine.attention_s_per_pair > 0.0:
         _add_attention(tables, engine)
@@ -215,6 +212,17 @@ def _set_segment(
         if longest > 1:
             engine.iterations = _run_that_fits(tables, engine, longest)
     engine.end_s = engine.start_s + elapsed_s(engine, engine.iterations)
+
+
+def _batch_extra_s(engine: EngineState, chunks: int) -> float:
+    """Return what the iteration takes more because several sequences share it, seconds."""
+    if chunks > 0:
+        return engine.batched_s + (engine.num_decode + chunks - 1) * engine.joined_s
+    if engine.num_decode == 2:
+        return engine.pair_s
+    if engine.num_decode == 3:
+        return engine.trio_s
+    return engine.batched_s if engine.num_decode > 3 else 0.0
 
 
 def _add_attention(tables: Tables, engine: EngineState) -> None:

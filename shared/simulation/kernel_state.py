@@ -195,6 +195,7 @@ class EngineState:
         "num_prefill",
         "num_waiting",
         "overhead_s",
+        "pair_s",
         "prefill_head",
         "prefill_s_per_token",
         "prefill_tail",
@@ -204,6 +205,7 @@ class EngineState:
         "start_s",
         "step",
         "total_blocks",
+        "trio_s",
         "wait_head",
         "wait_tail",
         "waiting_blocks",
@@ -217,6 +219,8 @@ class EngineState:
     seq_s: Real
     kv_s_per_token: Real
     attention_s_per_pair: Real
+    pair_s: Real
+    trio_s: Real
     batched_s: Real
     joined_s: Real
     chunk_waste_tokens: Real

@@ -1,7 +1,7 @@
 """Fits an instance's latency model to calls it really ran.
 
 The calls of an experiment are run through the simulator's own batching model again, handed in at
-the instants at which they really were, and the nine coefficients are moved until first tokens and
+the instants at which they really were, and the eleven coefficients are moved until first tokens and
 durations come out as observed. So the fit is judged by what the simulator will make of it, mixed
 iterations and waiting included, and not by formulas for calls that run alone.
 
@@ -39,8 +39,16 @@ ATTENTION_TOKENS = 200
 
 
 STEP_PARTS: tuple[Mapping[str, float], ...] = tuple(
-    dict(zip(("weights_s", "overhead_s", "seq_s", "batched_s", "joined_s"), parts, strict=True))
-    for parts in (
+    {
+        "weights_s": weights,
+        "overhead_s": overhead,
+        "seq_s": seq,
+        "pair_s": batched,
+        "trio_s": batched,
+        "batched_s": batched,
+        "joined_s": joined,
+    }
+    for weights, overhead, seq, batched, joined in (
         (0.5, 0.3, 0.1, 0.1, 0.1),
         (0.1, 0.8, 0.02, 0.02, 0.02),
         (0.1, 0.1, 0.8, 0.3, 0.3),

@@ -17,6 +17,8 @@ class Speed:
     kv: float
     waste: float
     attention: float
+    pair: float
+    trio: float
     batched: float
     joined: float
 
@@ -223,18 +225,23 @@ class Instance:
         compute = (tokens + len(self.prefill) * self.speed.waste) * self.speed.prefill
         kv_after = sum(call.kv() + 1 for call in self.decode)
         pairs = sum(call.chunk * (call.computed + call.chunk / 2) for call in self.prefill)
-        alone = not self.prefill and len(self.decode) == 1
         self.end = (
             now
             + self.speed.overhead
-            + (0.0 if alone else self.speed.batched)
-            + self.speed.joined * (len(self.prefill + self.decode) - 1 if self.prefill else 0)
+            + self.shared()
             + max(self.speed.weights, compute)
             + pairs * self.speed.attention
             + len(self.decode) * self.speed.seq
             + kv_after * self.speed.kv
         )
         self.busy += self.end - now
+
+    def shared(self) -> float:
+        """What the calls of the iteration cost because they share it."""
+        if self.prefill:
+            return self.speed.batched + self.speed.joined * (len(self.prefill + self.decode) - 1)
+        few = {0: 0.0, 1: 0.0, 2: self.speed.pair, 3: self.speed.trio}
+        return few.get(len(self.decode), self.speed.batched)
 
     def make_room(self) -> bool:
         """Preempt calls until the decoding ones can grow by a token each."""

@@ -102,6 +102,8 @@ def instance_specs(draw: st.DrawFn, number: int, models: list[str]) -> InstanceS
             kv_s_per_token=draw(ticks(4)) / 64,
             chunk_waste_tokens=draw(st.integers(0, 4)),
             attention_s_per_pair=draw(st.sampled_from([0.0, 0.0, TICK_S / 64])),
+            pair_s=draw(st.sampled_from([0.0, TICK_S / 2])),
+            trio_s=draw(st.sampled_from([0.0, TICK_S])),
             batched_s=draw(st.sampled_from([0.0, TICK_S])),
             joined_s=draw(st.sampled_from([0.0, TICK_S / 4])),
         ),
@@ -317,6 +319,8 @@ def _speed(spec: InstanceSpec, factors_by_id: Mapping[str, float]) -> ref.Speed:
         kv=model.kv_s_per_token * factor,
         waste=model.chunk_waste_tokens,
         attention=model.attention_s_per_pair * factor,
+        pair=model.pair_s * factor,
+        trio=model.trio_s * factor,
         batched=model.batched_s * factor,
         joined=model.joined_s * factor,
     )

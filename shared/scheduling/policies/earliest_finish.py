@@ -17,7 +17,7 @@ ordered by urgency, as in `hexgen-flow`. p is learned from the calls bound so fa
 from collections.abc import Mapping, Sequence
 
 from shared.scheduling.dispatch import highest
-from shared.scheduling.latency import batched_share, prefill_s
+from shared.scheduling.latency import prefill_s, step_extra_s
 from shared.scheduling.policies.first_come import FirstCome
 from shared.scheduling.policy import Choice, Cost, InstanceView, WaitingCall
 from shared.scheduling.urgency import latest_start_s
@@ -42,7 +42,7 @@ def decode_slowdown(
     overhead_s: float,
     seq_s: float,
     kv_s_per_token: float,
-    batched_s: float,
+    extra_s: float,
 ) -> float:
     """Return the time of a decode step in a batch, relative to one call alone (leaf).
 
@@ -53,13 +53,13 @@ def decode_slowdown(
         overhead_s: Fixed time of an iteration, seconds.
         seq_s: Extra time per sequence, seconds.
         kv_s_per_token: Extra time per KV token, seconds.
-        batched_s: Extra time of a step of more than one sequence, seconds.
+        extra_s: Extra time of a step of so many (`latency.batch_extra_s`), seconds.
     """
     each_s = seq_s + context_tokens * kv_s_per_token
     alone_s = overhead_s + weights_s + each_s
     if alone_s <= 0.0:
         return 1.0
-    together_s = overhead_s + batched_share(batch) * batched_s + weights_s + batch * each_s
+    together_s = overhead_s + extra_s + weights_s + batch * each_s
     return together_s / alone_s
 
 
@@ -165,7 +165,7 @@ def _run_s(
         model.overhead_s,
         model.seq_s,
         model.kv_s_per_token,
-        model.batched_s,
+        step_extra_s(model, num_others + 1.0),
     )
     decode_s = t_comp_s - own_prefill_s
     return stretch(num_others, share) * (own_prefill_s + decode_s * slowdown)

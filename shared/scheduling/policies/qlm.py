@@ -25,7 +25,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from shared.scheduling.dispatch import highest
-from shared.scheduling.latency import batched_share
+from shared.scheduling.latency import step_extra_s
 from shared.scheduling.policies.first_come import FirstCome
 from shared.scheduling.policy import Choice, Cost, InstanceView, WaitingCall
 
@@ -113,7 +113,7 @@ def _throughput_of(view: InstanceView, call: WaitingCall) -> float:
         batch,
         context_tokens,
         model.weights_s,
-        model.overhead_s + batched_share(batch) * model.batched_s,
+        model.overhead_s + step_extra_s(model, batch),
         model.seq_s,
         model.kv_s_per_token,
     )

@@ -74,6 +74,17 @@ def test_the_experiment_is_lengths_times_batches_times_prefixes():
     assert max(c.input_tokens for c in short) < max(c.input_tokens for c in long)
 
 
+@pytest.mark.parametrize(
+    ("max_num_seqs", "sizes"),
+    [(1, ()), (2, (2,)), (6, (2, 3, 4, 6)), (16, (2, 3, 4, 8, 16)), (48, (2, 3, 4, 16, 32, 48))],
+)
+def test_batches_of_two_three_and_four_are_measured(max_num_seqs: int, sizes: tuple[int, ...]):
+    """They have costs of their own; of what is larger the largest three."""
+    spec = msgspec.structs.replace(SPEC, max_num_seqs=max_num_seqs)
+    assert full_scale(spec).batches == sizes
+    assert quick_scale(spec).batches == tuple(size for size in sizes if size <= 4)
+
+
 def test_a_batch_comes_while_its_first_prompt_is_computed():
     """All but the first come at one instant, before the first has its token: no race decides."""
     runs = plan_experiment(SPEC, full_scale(SPEC)).fitted

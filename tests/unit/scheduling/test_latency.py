@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.domain.instance import InstanceSpec, LatencyModel
-from shared.scheduling.latency import batched_share, decode_s, prefill_s, service_s
+from shared.scheduling.latency import batch_extra_s, decode_s, prefill_s, service_s
 from tests.support.scheduling import make_spec
 
 tokens = st.integers(0, 40_000)
@@ -61,18 +61,32 @@ def test_no_output_takes_no_decode_time(output_tokens: float) -> None:
     assert decode_s(output_tokens, 1_000, 1, 0.035, 0.0, 0.0, 0.0) == 0.0
 
 
-@pytest.mark.parametrize(("batch", "share"), [(1.0, 0.0), (1.5, 0.5), (2.0, 1.0), (64.0, 1.0)])
-def test_only_a_call_alone_takes_the_quick_way(batch: float, share: float) -> None:
+@pytest.mark.parametrize(
+    ("batch", "extra_s"),
+    [
+        (1.0, 0.0),
+        (1.5, 0.001),
+        (2.0, 0.002),
+        (2.5, 0.004),
+        (3.0, 0.006),
+        (3.5, 0.005),
+        (4.0, 0.004),
+        (64.0, 0.004),
+    ],
+)
+def test_only_a_call_alone_takes_the_quick_way(batch: float, extra_s: float) -> None:
     """A prompt always costs what batching costs, a decode step only from two calls on."""
-    latency = LatencyModel(prefill_s_per_token=0.001, weights_s=0.01, batched_s=0.004)
+    latency = LatencyModel(
+        prefill_s_per_token=0.001, weights_s=0.01, pair_s=0.002, trio_s=0.006, batched_s=0.004
+    )
     spec = make_spec(latency=latency)
     plain = make_spec(latency=LatencyModel(prefill_s_per_token=0.001, weights_s=0.01))
 
     def time_s(one: InstanceSpec) -> float:
         return service_s(one, input_tokens=100, cached_tokens=0, output_tokens=11, batch=batch)
 
-    assert batched_share(batch) == share
-    assert time_s(spec) - time_s(plain) == pytest.approx(0.004 * (1 + 10 * share))
+    assert batch_extra_s(batch, 0.002, 0.006, 0.004) == pytest.approx(extra_s)
+    assert time_s(spec) - time_s(plain) == pytest.approx(0.004 + 10 * extra_s)
 
 
 def test_a_slower_instance_is_slower_by_its_factor() -> None:

@@ -23,6 +23,8 @@ latencies = st.builds(
     kv_s_per_token=st.floats(0.0, 1e-4),
     chunk_waste_tokens=st.integers(0, 200),
     attention_s_per_pair=st.floats(0.0, 1e-6),
+    pair_s=coefficients,
+    trio_s=coefficients,
     batched_s=coefficients,
     joined_s=coefficients,
 )
@@ -135,13 +137,18 @@ def test_attention_of_neighbours_adds_up() -> None:
 
 
 def test_one_call_that_decodes_alone_is_quicker() -> None:
-    """Prompts and steps of two take 0.25 s more; the last steps of one call alone do not."""
-    latency = LatencyModel(prefill_s_per_token=0.0, weights_s=1.0, batched_s=0.25)
+    """Five prompts take 0.5 s more, a step of five or four as well; three, two and one take less.
+
+    Each call has one token more than the one before: the batch loses one call after every step.
+    """
+    latency = LatencyModel(
+        prefill_s_per_token=0.0, weights_s=1.0, pair_s=0.125, trio_s=0.25, batched_s=0.5
+    )
     instance = BatchingInstance(make_spec(latency=latency))
-    for handle, length in ((1, 3), (2, 5)):
-        instance.add(handle, now_s=0.0, input_tokens=10, output_tokens=length)
+    for handle in range(1, 6):
+        instance.add(handle, now_s=0.0, input_tokens=10, output_tokens=1 + handle)
     ends = ends_s(drain(instance))
-    assert ends == pytest.approx({1: 3 * 1.25, 2: 3 * 1.25 + 2 * 1.0})
+    assert ends == pytest.approx({1: 3.0, 2: 4.5, 3: 5.75, 4: 6.875, 5: 7.875})
 
 
 def test_sequences_that_share_an_iteration_with_a_prompt_take_longer() -> None:

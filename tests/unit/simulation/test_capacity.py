@@ -210,6 +210,8 @@ speeds = st.fixed_dictionaries(
         "kv_s_per_token": st.floats(0.0, 1e-6),
         "chunk_waste_tokens": st.integers(0, 50),
         "attention_s_per_pair": st.floats(0.0, 1e-5),
+        "pair_s": st.floats(0.0, 0.01),
+        "trio_s": st.floats(0.0, 0.01),
         "batched_s": st.floats(0.0, 0.01),
         "joined_s": st.floats(0.0, 0.01),
         "max_num_seqs": st.integers(1, 8),

@@ -15,6 +15,8 @@ TRUE = LatencyModel(
     kv_s_per_token=6e-6,
     chunk_waste_tokens=6,
     attention_s_per_pair=1.5e-5,
+    pair_s=0.003,
+    trio_s=0.006,
     batched_s=0.004,
     joined_s=0.005,
 )
@@ -32,7 +34,7 @@ def experiment(spec: InstanceSpec, noise: float = 0.0, seed: int = 0) -> list[li
     """Return lone calls, batches and a mixed run, with times from the batching model."""
     rng = np.random.default_rng(seed)
     plans = [[(0.0, length, 12)] for length in (16, 64, 128, 300, 600)]
-    plans += [[(0.0, length, 24)] * batch for batch in (2, 4, 8) for length in (24, 200)]
+    plans += [[(0.0, length, 24)] * batch for batch in (2, 3, 4, 8) for length in (24, 200)]
     arrivals = np.cumsum(rng.exponential(0.5, 30))
     plans.append(
         [(float(at), int(rng.integers(10, 400)), int(rng.integers(2, 40))) for at in arrivals]
@@ -78,6 +80,8 @@ def test_the_true_model_is_found():
     assert fit.errors.ttft_p95 < 0.005
     assert fit.latency.prefill_s_per_token == pytest.approx(TRUE.prefill_s_per_token, rel=0.02)
     assert fit.latency.attention_s_per_pair == pytest.approx(TRUE.attention_s_per_pair, rel=0.05)
+    assert fit.latency.pair_s == pytest.approx(TRUE.pair_s, rel=0.2)
+    assert fit.latency.trio_s == pytest.approx(TRUE.trio_s, rel=0.2)
     assert fit.latency.batched_s == pytest.approx(TRUE.batched_s, rel=0.2)
     assert fit.latency.joined_s == pytest.approx(TRUE.joined_s, rel=0.1)
 
