@@ -200,7 +200,7 @@ class _Measuring:
             profiles.append(after)
         if not real:
             return None, before
-        profile = await asyncio.to_thread(merged, self._engines.specs[0], profiles)
+        profile = await merged(self._engines.specs[0], profiles)
         # As many calls at a time as the real runs had, whatever the merged profile would allow.
         known = msgspec.structs.replace(profile.spec, max_num_seqs=spec.max_num_seqs)
         simulated = simulated_run(arriving, known)

@@ -7,13 +7,13 @@ the workload were part of the profile.
 
 import asyncio
 import math
-from collections.abc import Coroutine, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import msgspec
 import numpy as np
 
 from services.cli.embedded import EmbeddedParams, open_embedded
+from services.cli.interrupts import unless
 from services.cli.real_engines import OpenEngine
 from services.cli.session import drive, new_run_id
 from services.cli.tally import Tally
@@ -214,7 +214,7 @@ async def real_run(
     )
     async with open_embedded(params) as mesh, watching(mesh) as watch:
         driving = drive(mesh, queries, tally, stop, new_run_id(0))
-        await _unless_failing(driving, watch)
+        await unless(driving, _look_for_failures(watch))  # what comes then tells nothing
     if tally.queries["completed"] < len(queries) and not stop.is_set():
         reasons = ", ".join(f"{name} {count}" for name, count in tally.reasons.items())
         raise TransientError(f"only {tally.queries['completed']} queries were answered: {reasons}")
@@ -224,18 +224,11 @@ async def real_run(
     )
 
 
-async def _unless_failing(driving: Coroutine[Any, Any, None], watch: MeshWatch) -> None:
-    """Drive the load, or end it where the engine fails: what comes then tells nothing of it."""
-    task = asyncio.create_task(driving, name="drive")
-    try:
-        while not task.done():
-            await asyncio.wait((task,), timeout=LOOK_S)
-            for instance_id in watch.failing():
-                raise TransientError(f"{instance_id} fails call after call: see the log")
-    finally:
-        task.cancel()
-        await asyncio.wait((task,))
-    task.result()
+async def _look_for_failures(watch: MeshWatch) -> None:
+    while True:
+        await asyncio.sleep(LOOK_S)
+        for instance_id in watch.failing():
+            raise TransientError(f"{instance_id} fails call after call: see the log")
 
 
 def _timing(outcome: CallOutcome) -> CallTiming | None:

@@ -27,15 +27,29 @@ async def unless_stopped(main: Coroutine[Any, Any, T], stop: asyncio.Event) -> T
     Returns:
         The result; None where the user wanted to stop before there was one.
     """
-    working = asyncio.create_task(main, name="unless-stopped")
-    heeding = asyncio.create_task(stop.wait(), name="heed-stop")
+    return await unless(main, stop.wait())
+
+
+async def unless(main: Coroutine[Any, Any, T], ending: Coroutine[Any, Any, object]) -> T | None:
+    """Return a result unless something else comes first, which cancels what would give it.
+
+    Args:
+        main: What gives the result.
+        ending: What may come first; an error of its own is raised then.
+
+    Returns:
+        The result; None where `ending` ended first.
+    """
+    working = asyncio.create_task(main, name="unless-ended")
+    other = asyncio.create_task(ending, name="ending")
     try:
-        await asyncio.wait((working, heeding), return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        heeding.cancel()
+        await asyncio.wait((working, other), return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
-            working.cancel()
-            await asyncio.wait((working,))
+            other.result()
+    finally:
+        working.cancel()
+        other.cancel()
+        await asyncio.gather(working, other, return_exceptions=True)  # what they say is looked at
     return None if working.cancelled() else working.result()
 
 

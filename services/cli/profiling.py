@@ -1,7 +1,8 @@
 """Profiles one instance: runs the designed experiment and fits its latency model."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from statistics import mean, median
 from typing import Any
 
@@ -99,7 +100,7 @@ async def profile_engine(
             runs = await prober.run(plan.runs, advance)
     except* GenerationFailed as exc:
         raise ConfigError(f"{spec.instance_id} cannot be profiled: {exc.exceptions[0]}") from exc
-    return await asyncio.to_thread(_profile_of, spec, plan, tuple(map(tuple, runs)))
+    return await _in_thread(lambda stop: _profile_of(spec, plan, tuple(map(tuple, runs)), stop))
 
 
 def pace_noise(profiles: Sequence[Profile]) -> float:
@@ -123,7 +124,7 @@ def _spread(times_s: Mapping[PlannedCall, Sequence[float]]) -> float:
     return median(spreads) if spreads else 0.0
 
 
-def merged(spec: InstanceSpec, profiles: Sequence[Profile]) -> Profile:
+async def merged(spec: InstanceSpec, profiles: Sequence[Profile]) -> Profile:
     """Return what several experiments on the same instance say together, at their mean pace.
 
     Args:
@@ -136,14 +137,25 @@ def merged(spec: InstanceSpec, profiles: Sequence[Profile]) -> Profile:
     )
     fitted = [run for one in profiles for run in one.runs[: len(one.plan.fitted)]]
     held_out = [run for one in profiles for run in one.runs[len(one.plan.fitted) :]]
-    return _profile_of(spec, plan, tuple(fitted + held_out))
+    return await _in_thread(lambda stop: _profile_of(spec, plan, tuple(fitted + held_out), stop))
 
 
-def _profile_of(spec: InstanceSpec, plan: Plan, runs: Runs) -> Profile:
+async def _in_thread(fit: Callable[[Callable[[], bool]], Profile]) -> Profile:
+    """Run a fit beside the event loop; it ends early where this is cancelled."""
+    stopped = threading.Event()
+    try:
+        return await asyncio.to_thread(fit, stopped.is_set)
+    finally:
+        stopped.set()
+
+
+def _profile_of(
+    spec: InstanceSpec, plan: Plan, runs: Runs, is_stopped: Callable[[], bool]
+) -> Profile:
     # In a mixed run a step that comes a little later leaves a call behind for a whole iteration:
     # it tells well how good a model is, and badly in which direction a better one lies.
     num_fitted = len(plan.fitted)
-    fit = fit_latency(spec, runs[:num_fitted])
+    fit = fit_latency(spec, runs[:num_fitted], is_stopped)
     fitted = msgspec.structs.replace(spec, latency=fit.latency)
     return Profile(
         spec=msgspec.structs.replace(fitted, max_num_seqs=knee_calls(fitted)),

@@ -11,7 +11,7 @@ several guesses; it, and with it the result, is deterministic.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 
 import msgspec
@@ -59,6 +59,10 @@ STEP_PARTS: tuple[Mapping[str, float], ...] = tuple(
 
 Which iteration a prompt joins is a matter of milliseconds, so the loss has many valleys.
 """
+
+
+class FitStopped(Exception):
+    """Nobody waits for the fit any more."""
 
 
 class ProbedCall(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,23 +116,30 @@ class LatencyFit(msgspec.Struct, frozen=True, kw_only=True):
     num_calls: int
 
 
-def fit_latency(spec: InstanceSpec, runs: Sequence[Sequence[ProbedCall]]) -> LatencyFit:
+def fit_latency(
+    spec: InstanceSpec,
+    runs: Sequence[Sequence[ProbedCall]],
+    is_stopped: Callable[[], bool] = lambda: False,
+) -> LatencyFit:
     """Return the latency model that explains an experiment best.
 
     Args:
         spec: The instance; its own latency model is not looked at.
         runs: Calls that shared the instance, in runs between which it was idle; >= 8 in all.
+        is_stopped: Asked all the time, from this thread; the search takes seconds.
 
     Raises:
         ValueError: There are too few calls.
+        FitStopped: `is_stopped` said so.
     """
     num_calls = sum(len(run) for run in runs)
     if num_calls < LEAST_CALLS:
         msg = f"{num_calls} calls are too few to fit a latency model; {LEAST_CALLS} are needed"
         raise ValueError(msg)
-    ends = [_descend(spec, runs, _encode(guess(runs, parts))) for parts in STEP_PARTS]
-    best = min(ends, key=lambda theta: _loss(_residuals(spec, runs, theta)))
-    latency = _decode(_descend(spec, runs, best))
+    search = _Search(spec, runs, is_stopped)
+    ends = [search.descend(_encode(guess(runs, parts))) for parts in STEP_PARTS]
+    best = min(ends, key=lambda theta: _loss(search.residuals(theta)))
+    latency = _decode(search.descend(best))
     return LatencyFit(latency=latency, errors=errors_of(spec, latency, runs), num_calls=num_calls)
 
 
@@ -264,18 +275,6 @@ def _decode(theta: Vector) -> LatencyModel:
     return LatencyModel(**small, chunk_waste_tokens=0 if waste <= 1 else waste)
 
 
-def _residuals(spec: InstanceSpec, runs: Sequence[Sequence[ProbedCall]], theta: Vector) -> Vector:
-    """Return log(modelled ÷ observed) of first tokens and of the time after them."""
-    latency = _decode(theta)
-    found: list[float] = []
-    for run in runs:
-        for call, (first_s, last_s) in zip(run, modelled(spec, latency, run), strict=True):
-            found.append(_log_ratio(first_s, call.first_token_s - call.started_s))
-            if call.output_tokens > 1:
-                found.append(_log_ratio(last_s - first_s, call.finished_s - call.first_token_s))
-    return np.array(found)
-
-
 def _log_ratio(modelled_s: float, observed_s: float) -> float:
     return math.log(max(FLOOR_S, modelled_s) / max(FLOOR_S, observed_s))
 
@@ -289,43 +288,77 @@ def _loss(residuals: Vector) -> float:
     return float(np.sum(np.where(size < HUBER, size**2 / 2, HUBER * (size - HUBER / 2))))
 
 
-def _descend(spec: InstanceSpec, runs: Sequence[Sequence[ProbedCall]], theta: Vector) -> Vector:
-    residuals = _residuals(spec, runs, theta)
-    loss, stiffness = _loss(residuals), 1e-2
-    for _ in range(MAX_STEPS):
-        slopes = _slopes(spec, runs, theta, residuals)
-        weights = _weights(residuals)
-        normal = slopes.T @ (slopes * weights[:, None])
-        gradient = slopes.T @ (residuals * weights)
-        before = loss
-        while stiffness < TOO_STIFF:
-            damped = normal + stiffness * np.diag(np.diag(normal) + 1e-9)
-            step = np.clip(np.linalg.solve(damped, -gradient), -1.0, 1.0)
-            tried = _bounded(theta + step)
-            tried_residuals = _residuals(spec, runs, tried)
-            tried_loss = _loss(tried_residuals)
-            if tried_loss < loss:
-                theta, residuals, loss = tried, tried_residuals, tried_loss
-                stiffness = max(1e-6, stiffness / 5.0)
+class _Search:
+    """Moves the coefficients until an experiment comes out as it was.
+
+    Args:
+        spec: The instance.
+        runs: The experiment.
+        is_stopped: Whether nobody waits any more.
+    """
+
+    def __init__(
+        self,
+        spec: InstanceSpec,
+        runs: Sequence[Sequence[ProbedCall]],
+        is_stopped: Callable[[], bool],
+    ) -> None:
+        self._spec = spec
+        self._runs = runs
+        self._is_stopped = is_stopped
+
+    def residuals(self, theta: Vector) -> Vector:
+        """Return log(modelled ÷ observed) of first tokens and of the time after them."""
+        if self._is_stopped():
+            raise FitStopped
+        latency = _decode(theta)
+        found: list[float] = []
+        for run in self._runs:
+            for call, (first_s, last_s) in zip(
+                run, modelled(self._spec, latency, run), strict=True
+            ):
+                found.append(_log_ratio(first_s, call.first_token_s - call.started_s))
+                if call.output_tokens > 1:
+                    found.append(_log_ratio(last_s - first_s, call.finished_s - call.first_token_s))
+        return np.array(found)
+
+    def descend(self, theta: Vector) -> Vector:
+        """Return the coefficients at the end of a search that begins at some."""
+        residuals = self.residuals(theta)
+        loss, stiffness = _loss(residuals), 1e-2
+        for _ in range(MAX_STEPS):
+            slopes = self._slopes(theta, residuals)
+            weights = _weights(residuals)
+            normal = slopes.T @ (slopes * weights[:, None])
+            gradient = slopes.T @ (residuals * weights)
+            before = loss
+            while stiffness < TOO_STIFF:
+                damped = normal + stiffness * np.diag(np.diag(normal) + 1e-9)
+                step = np.clip(np.linalg.solve(damped, -gradient), -1.0, 1.0)
+                tried = _bounded(theta + step)
+                tried_residuals = self.residuals(tried)
+                tried_loss = _loss(tried_residuals)
+                if tried_loss < loss:
+                    theta, residuals, loss = tried, tried_residuals, tried_loss
+                    stiffness = max(1e-6, stiffness / 5.0)
+                    break
+                stiffness *= 4.0
+            if before - loss <= ENOUGH_GAIN * max(before, 1e-12):
                 break
-            stiffness *= 4.0
-        if before - loss <= ENOUGH_GAIN * max(before, 1e-12):
-            break
-    return theta
+        return theta
 
-
-def _slopes(
-    spec: InstanceSpec, runs: Sequence[Sequence[ProbedCall]], theta: Vector, residuals: Vector
-) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
-    """Return the residuals' derivatives; the waste is a whole number and is moved by more."""
-    columns = []
-    for index in range(len(theta)):
-        is_waste = index == len(theta) - 1
-        size = max(WASTE_STEP_SHARE, 1.5 / float(np.exp(theta[-1]))) if is_waste else PROBE
-        moved = theta.copy()
-        moved[index] += size
-        columns.append((_residuals(spec, runs, moved) - residuals) / size)
-    return np.stack(columns, axis=1)
+    def _slopes(
+        self, theta: Vector, residuals: Vector
+    ) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
+        """Return the residuals' derivatives; the waste is a whole number and is moved by more."""
+        columns = []
+        for index in range(len(theta)):
+            is_waste = index == len(theta) - 1
+            size = max(WASTE_STEP_SHARE, 1.5 / float(np.exp(theta[-1]))) if is_waste else PROBE
+            moved = theta.copy()
+            moved[index] += size
+            columns.append((self.residuals(moved) - residuals) / size)
+        return np.stack(columns, axis=1)
 
 
 def _bounded(theta: Vector) -> Vector:

@@ -47,7 +47,9 @@ export class Series {
   }
 
   size() {
-    return { width: this.box.clientWidth, height: this.box.clientHeight - 28 };
+    // The legend comes below and may need a second line: the box grows then, the picture does not.
+    const height = parseFloat(getComputedStyle(this.box).minHeight) - 28;
+    return { width: this.box.clientWidth, height };
   }
 
   draw() {

@@ -423,7 +423,7 @@ async def test_experiments_are_merged_at_their_mean_pace():
     slow = msgspec.structs.replace(
         quick, runs=tuple(tuple(_later(call, 1.2) for call in run) for run in quick.runs)
     )
-    whole = merged(SPEC, (quick, slow))
+    whole = await merged(SPEC, (quick, slow))
     assert whole.num_calls == 2 * quick.num_calls
     assert whole.plan.runs == (2 * quick.plan.fitted + 2 * quick.plan.held_out)
     assert pace_noise((quick, slow)) == pytest.approx(0.1 / 1.1)
@@ -435,7 +435,7 @@ async def test_experiments_are_merged_at_their_mean_pace():
     assert pace_noise((quick, held_up)) < 0.02
     step_s = [one.spec.latency.weights_s + one.spec.latency.overhead_s for one in (quick, whole)]
     assert 1.0 < step_s[1] / step_s[0] < 1.2
-    assert merged(SPEC, (quick,)).fit == quick.fit
+    assert (await merged(SPEC, (quick,))).fit == quick.fit
 
 
 async def _quiet_profile() -> Profile:

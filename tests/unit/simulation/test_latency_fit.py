@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from shared.domain.instance import InstanceSpec, LatencyModel
-from shared.simulation.latency_fit import ProbedCall, errors_of, fit_latency, modelled
+from shared.simulation.latency_fit import FitStopped, ProbedCall, errors_of, fit_latency, modelled
 
 TRUE = LatencyModel(
     prefill_s_per_token=0.008,
@@ -134,6 +134,19 @@ def test_too_few_calls_are_refused():
     """Seven calls fix no six numbers."""
     with pytest.raises(ValueError, match="too few"):
         fit_latency(SPEC, [experiment(SPEC)[0]] * 7)
+
+
+def test_a_search_that_nobody_waits_for_ends_at_its_next_step():
+    """It asks before each of its hundreds of simulations."""
+    asked: list[bool] = []
+
+    def is_stopped() -> bool:
+        asked.append(len(asked) == 20)
+        return asked[-1]
+
+    with pytest.raises(FitStopped):
+        fit_latency(SPEC, experiment(SPEC), is_stopped)
+    assert len(asked) == 21
 
 
 def _took(call: ProbedCall) -> float:
